@@ -1,0 +1,67 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Progress of a long module, as a small file that its action plugin reads. Private to socle.inference."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Optional
+
+INTERVAL_S = 1.0
+
+QUIET_S = 2.0
+"""No file is written before this: most runs of a long module find nothing to do."""
+
+
+class Progress:
+    """Writes the latest state to *path*, replaced atomically, at most once a second and at every change of phase.
+
+    With no path it only remembers the state. *done* and *total* are counts of *unit* ("B" for bytes).
+    """
+
+    def __init__(self, path: Optional[str] = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._started = clock()
+        self._phase_started = self._started
+        self._written = float("-inf")
+        self.phase = ""
+
+    def update(
+        self,
+        phase: str,
+        done: Optional[int] = None,
+        total: Optional[int] = None,
+        unit: Optional[str] = None,
+        detail: Optional[str] = None,
+    ) -> None:
+        """Note the state; *phase* is a short word for a person ("downloading", "waiting")."""
+        now = self._clock()
+        if phase != self.phase:
+            self.phase = phase
+            self._phase_started = now
+            self._written = float("-inf")
+        if self._path is None or now - self._started < QUIET_S or now - self._written < INTERVAL_S:
+            return
+        self._written = now
+        elapsed = now - self._phase_started
+        rate = done / elapsed if done and elapsed > 0 else None
+        state = {
+            "phase": phase,
+            "done": done,
+            "total": total,
+            "unit": unit,
+            "detail": detail,
+            "elapsed_s": round(now - self._started, 1),
+            "rate_per_s": rate,
+            "left_s": round((total - done) / rate, 1) if rate and total and done is not None else None,
+        }
+        staged = f"{self._path}.{os.getpid()}"
+        # Exclusive and without following links: the folder may be one that everybody writes to.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(staged, flags, 0o644), "w", encoding="utf-8") as handle:
+            json.dump(state, handle)
+        os.replace(staged, self._path)

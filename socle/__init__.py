@@ -1,0 +1,1 @@
+"""The socle command."""
