@@ -1,0 +1,132 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs a suite of checks and says what came out. Private to socle.inference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, Context, Outcome
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import EngineFault, ProbeError
+
+AT_ONCE = 3
+"""Checks in flight: enough to overlap waiting, few enough for an engine that serves two sequences."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One line of a suite."""
+
+    id: str
+    params: dict[str, Any]
+    on_failure: str = "failed"
+
+
+def parse_checks(entries: Sequence[Any]) -> list[Wanted]:
+    """The lines of a suite: an id, or a map of id, params and on_failure. What is not known is refused, never skipped."""
+    wanted: list[Wanted] = []
+    for entry in entries:
+        line = {"id": entry} if isinstance(entry, str) else entry
+        if not isinstance(line, dict) or not isinstance(line.get("id"), str):
+            raise ProbeError(f"A suite's check must be an id or a map with an id; found {entry!r}.")
+        check_id = line["id"]
+        if check_id not in CHECKS:
+            raise ProbeError(f"The suite names the check {check_id!r}, which does not exist; there are {_known()}.")
+        params = line.get("params") or {}
+        unknown = sorted((set(line) - {"id", "params", "on_failure"}) | (set(params) - set(CHECKS[check_id].params)))
+        if unknown:
+            raise ProbeError(
+                f"The check {check_id!r} does not know {', '.join(unknown)}; "
+                f"it takes {', '.join(CHECKS[check_id].params) or 'no parameters'}."
+            )
+        on_failure = line.get("on_failure") or "failed"
+        if on_failure not in ("failed", "degraded"):
+            raise ProbeError(f"on_failure of the check {check_id!r} must be failed or degraded; found {on_failure!r}.")
+        if check_id in [check.id for check in wanted]:
+            raise ProbeError(f"The suite names the check {check_id!r} twice.")
+        wanted.append(Wanted(check_id, {**CHECKS[check_id].params, **params}, on_failure))
+    if not wanted:
+        raise ProbeError(f"The suite has no checks, so it would prove nothing; there are {_known()}.")
+    return wanted
+
+
+def _known() -> str:
+    return ", ".join(sorted(CHECKS))
+
+
+def run_suite(
+    suite: str,
+    wanted: Sequence[Wanted],
+    context: Context,
+    report: Callable[[int, int, str], None] = lambda done, total, detail: None,
+    clock: Callable[[], int] = time.monotonic_ns,
+) -> dict[str, Any]:
+    """All checks, those of one stage side by side, results in the suite's order. *report* gets done, total, last id."""
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        for stage in sorted({CHECKS[check.id].stage for check in wanted}):
+            members = [check for check in wanted if CHECKS[check.id].stage == stage]
+            for result in pool.map(lambda check: _run_check(check, context, clock), members):
+                results[result["id"]] = result
+                report(len(results), len(wanted), result["id"])
+    checks = [results[check.id] for check in wanted]
+    degrading = {check.id for check in wanted if check.on_failure == "degraded"}
+    return {
+        "suite": suite,
+        "verdict": verdict(checks, degrading),
+        "passed": _count(checks, "passed"),
+        "failed": _count(checks, "failed"),
+        "skipped": _count(checks, "skipped"),
+        "errors": _count(checks, "error"),
+        "checks": checks,
+    }
+
+
+def verdict(checks: Sequence[dict[str, Any]], degrading: set[str]) -> str:
+    """A wrong engine is wrong, whatever else broke; a probe that broke proves nothing; nothing passed is nothing proven."""
+    failed = {check["id"] for check in checks if check["status"] == "failed"}
+    if failed - degrading:
+        return "failed"
+    if _count(checks, "error") or not (_count(checks, "passed") or failed):
+        return "error"
+    return "degraded" if failed else "passed"
+
+
+def _count(checks: Sequence[dict[str, Any]], status: str) -> int:
+    return sum(check["status"] == status for check in checks)
+
+
+def _run_check(check: Wanted, context: Context, clock: Callable[[], int]) -> dict[str, Any]:
+    started = clock()
+    try:
+        outcome = CHECKS[check.id].run(context, check.params)
+    except EngineFault as fault:
+        outcome = Outcome(
+            "failed",
+            expected=CHECKS[check.id].question,
+            found=fault.message,
+            remedy="Look at the unit's log for the time of this check.",
+            evidence=[fault.fields],
+        )
+    except Exception as error:
+        # The probe's own fault, or an answer that it did not foresee: never the engine's failure, never silence.
+        outcome = Outcome(
+            "error",
+            expected=CHECKS[check.id].question,
+            found=f"{type(error).__name__}: {error}",
+            remedy="This is the probe's own fault: repeat it, and report it if it stays.",
+            evidence=[getattr(error, "fields", {})],
+        )
+    return {
+        "id": check.id,
+        "status": outcome.status,
+        "expected": outcome.expected,
+        "found": outcome.found,
+        "remedy": None if outcome.status in ("passed", "skipped") else outcome.remedy,
+        "evidence": context.client.redact_all(outcome.evidence),
+        "duration_ms": round((clock() - started) / 1e6, 1),
+    }

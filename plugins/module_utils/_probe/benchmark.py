@@ -1,0 +1,339 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs workloads against one engine, one request at a time, and sums them up. Private to socle.inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._probe import exposition, measures
+from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import (
+    Messages,
+    messages_of_length,
+    unique_messages,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
+
+HITS = "vllm:prefix_cache_hits_total"
+FINISHED = "vllm:request_success_total"
+HISTOGRAMS = {
+    "ttft_mean_ms": "vllm:time_to_first_token_seconds",
+    "e2e_mean_ms": "vllm:e2e_request_latency_seconds",
+    "itl_mean_ms": "vllm:inter_token_latency_seconds",
+}
+SETTLE_S = 2.0
+"""The engine updates its metrics a moment after the last byte."""
+
+BUSY_CLIENT_SHARE = 0.5
+"""A client that computed for this part of a run measured itself too."""
+
+
+@dataclass(frozen=True)
+class Params:
+    """What one request of a workload asks for."""
+
+    prompt: str
+    output_tokens: int
+    prompt_tokens: int | None = None
+    ignore_eos: bool = True
+    thinking: str = "auto"
+    cold: bool = True
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    params: Params
+    description: str = ""
+    kind: str = "generation"
+    repeats: int = 3
+    warmups: int = 1
+
+
+def parse_workload(raw: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Workload:
+    """A workload from its data file; *params* override its parameters (and repeats and warmups)."""
+    name = raw.get("name")
+    overrides = dict(params or {})
+    top = {key: overrides.pop(key) for key in ("repeats", "warmups") if key in overrides}
+    values = {**(raw.get("params") or {}), **overrides}
+    unknown = sorted(
+        (set(raw) - {known.name for known in dataclasses.fields(Workload)})
+        | (set(values) - {known.name for known in dataclasses.fields(Params)})
+    )
+    if unknown:
+        raise ProbeError(f"The workload {name!r} does not know {', '.join(unknown)}.")
+    fields: dict[str, Any] = {**raw, **top}
+    try:
+        fields["params"] = Params(**values)
+        workload = Workload(**fields)
+    except TypeError as error:
+        raise ProbeError(f"The workload {name!r} is not complete: {error}.") from error
+    asked = workload.params
+    numbers = {"output_tokens": asked.output_tokens, "repeats": workload.repeats, "prompt_tokens": asked.prompt_tokens}
+    for what, number in numbers.items():
+        if number is None and what == "prompt_tokens":
+            continue
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ProbeError(f"{what} of the workload {name!r} must be a whole number above 0; found {number!r}.")
+    if not isinstance(workload.warmups, int) or workload.warmups < 0:
+        raise ProbeError(f"warmups of the workload {name!r} must be 0 or more; found {workload.warmups!r}.")
+    if workload.kind != "generation":
+        raise ProbeError(f"The workload {name!r} is of kind {workload.kind!r}; this version runs generation.")
+    if asked.thinking not in ("auto", "on", "off", "unset"):
+        raise ProbeError(f"thinking of the workload {name!r} must be auto, on, off or unset; found {asked.thinking!r}.")
+    return workload
+
+
+def request_body(model: str, params: Params, thinking_model: bool, salt: str, messages: Messages) -> dict[str, Any]:
+    """The chat request. A model without a thinking mode gets no thinking preset: its template need not know one."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": params.output_tokens,
+        "temperature": 0,
+        **params.sampling,
+    }
+    if params.ignore_eos:
+        body["ignore_eos"] = True
+    if params.cold:
+        body["cache_salt"] = salt
+    body.update(_template_options(params, thinking_model))
+    return body
+
+
+def _template_options(params: Params, thinking_model: bool) -> dict[str, Any]:
+    wanted = {"auto": thinking_model or None, "on": True, "off": False, "unset": None}[params.thinking]
+    return {} if wanted is None else {"chat_template_kwargs": {"enable_thinking": wanted}}
+
+
+def run_faults(params: Params, run: Mapping[str, Any]) -> list[str]:
+    """Why a run does not count. Fewer tokens than asked for is a failed run, not a fast one."""
+    faults = []
+    made, asked = run["completion_tokens"], params.output_tokens
+    if params.ignore_eos and made != asked:
+        faults.append(f"{made} tokens were generated, {asked} asked for")
+    if not params.ignore_eos and not 1 <= made <= asked:
+        faults.append(f"{made} tokens were generated, 1 to {asked} asked for")
+    if params.prompt_tokens is not None and run["prompt_tokens"] != params.prompt_tokens:
+        faults.append(f"the prompt had {run['prompt_tokens']} tokens, {params.prompt_tokens} asked for")
+    if params.cold and run["cached_prompt_tokens"]:
+        faults.append(f"the run was not cold: {run['cached_prompt_tokens']} prompt tokens came from the cache")
+    return faults
+
+
+class Bench:
+    """One engine under test."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        model: str,
+        thinking_model: bool = False,
+        report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._thinking = thinking_model
+        self._report = report
+        self._sleep = sleep
+
+    def run(self, workload: Workload) -> dict[str, Any]:
+        total = workload.warmups + workload.repeats
+        runs: list[dict[str, Any]] = []
+        before: list[exposition.Sample] | None = None
+        for number in range(total):
+            self._report(workload.name, number, total)
+            if number == workload.warmups:
+                before = self._metrics()
+            run = self._one(workload.params)
+            run["warmup"] = number < workload.warmups
+            runs.append(run)
+        after = self._metrics()
+        self._report(workload.name, total, total)
+        counted = [run for run in runs if not run["warmup"]]
+        return workload_result(workload, runs, server_means(before, after, len(counted)))
+
+    def _one(self, params: Params) -> dict[str, Any]:
+        """One request. An engine's fault is a failed run; the probe's own goes up."""
+        nonce = secrets.token_hex(8)
+        try:
+            messages = self._messages(params, nonce)
+            body = request_body(self._model, params, self._thinking, nonce, messages)
+            before = self._metrics()
+            computing = time.process_time_ns()
+            trace = self._client.stream_chat(body)
+            computed = time.process_time_ns() - computing
+            after = self._settled(before)
+        except EngineFault as fault:
+            return {"status": "failed", "faults": [fault.message], "evidence": self._client.redact_all(fault.fields)}
+        run = measures.run_measures(trace)
+        run["cached_prompt_tokens"] = cached_tokens(before, after)
+        run["other_requests"] = other_requests(before, after)
+        run["client_cpu_share"] = round(computed / max(trace.done_ns - trace.sent_ns, 1), 3)
+        run["system_fingerprint"] = trace.fingerprint
+        run["faults"] = run_faults(params, run)
+        run["status"] = "failed" if run["faults"] else "passed"
+        return run
+
+    def _messages(self, params: Params, nonce: str) -> Messages:
+        if params.prompt_tokens is None:
+            return unique_messages(params.prompt, nonce)
+        options = _template_options(params, self._thinking)
+
+        def count(messages: Messages) -> int:
+            body = {"model": self._model, "messages": messages, "add_generation_prompt": True, **options}
+            answer = self._client.post("/tokenize", body)
+            found = answer.json().get("count") if answer.status == 200 else None
+            if not isinstance(found, int):
+                raise AnswerFault(
+                    f"/tokenize answered {answer.status} without a count; prompts of an exact length need it.",
+                    evidence=answer.evidence(),
+                )
+            return found
+
+        return messages_of_length(params.prompt, nonce, params.prompt_tokens, count)
+
+    def _metrics(self) -> list[exposition.Sample] | None:
+        answer = self._client.get("/metrics")
+        return (exposition.parse(answer.text) or None) if answer.status == 200 else None
+
+    def _settled(self, before: list[exposition.Sample] | None) -> list[exposition.Sample] | None:
+        """The metrics once they count the request that just ended, or the latest ones when they never do."""
+        after = self._metrics()
+        for _ in range(int(SETTLE_S / 0.05)):
+            ended = _delta(before, after, FINISHED)
+            if ended is None or ended >= 1:
+                break
+            self._sleep(0.05)
+            after = self._metrics()
+        return after
+
+
+def _delta(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, name: str) -> float | None:
+    """How far a counter rose; None when it is absent. A label set that is new began at 0."""
+    end = exposition.total(after or (), name)
+    if end is None or before is None:
+        return None
+    return end - (exposition.total(before, name) or 0.0)
+
+
+def cached_tokens(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
+    """Prompt tokens that came from the prefix cache; None when the engine does not say."""
+    hits = _delta(before, after, HITS)
+    return None if hits is None else round(hits)
+
+
+def other_requests(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
+    """Requests of others that ended meanwhile: they blur every figure taken from the metrics."""
+    ended = _delta(before, after, FINISHED)
+    return None if ended is None else max(round(ended) - 1, 0)
+
+
+def server_means(
+    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int
+) -> dict[str, Any] | None:
+    """The same figures by the engine's own histograms, over all counted runs; None when it has none."""
+    ended = _delta(before, after, HISTOGRAMS["e2e_mean_ms"] + "_count")
+    if not ended:
+        return None
+    means: dict[str, Any] = {"requests": round(ended), "only_ours": round(ended) == requests}
+    for key, name in HISTOGRAMS.items():
+        seconds, count = _delta(before, after, name + "_sum"), _delta(before, after, name + "_count")
+        means[key] = round(seconds * 1000 / count, 3) if seconds is not None and count else None
+    return means
+
+
+def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict[str, Any] | None) -> dict[str, Any]:
+    """Sums up the counted runs that passed. One failed run fails the workload: its figures stay, for a person to look at."""
+    counted = [run for run in runs if not run["warmup"]]
+    good = [run for run in counted if run["status"] == "passed"]
+    failed = [run for run in runs if run["status"] != "passed"]
+    warnings = []
+    if any(run.get("client_cpu_share", 0) > BUSY_CLIENT_SHARE for run in good):
+        warnings.append("The client computed for more than half of a run: the figures are partly its own.")
+    if any(run.get("other_requests") for run in good):
+        warnings.append("Other requests ran meanwhile: the figures are those of a busy engine.")
+    result: dict[str, Any] = {
+        "status": "failed" if failed or len(good) < workload.repeats else "passed",
+        "faults": [fault for run in failed for fault in run["faults"]],
+        "description": workload.description,
+        "kind": workload.kind,
+        "repeats": len(good),
+        "params": dataclasses.asdict(workload.params),
+        "prompt_tokens": _common(good, "prompt_tokens"),
+        "completion_tokens": _common(good, "completion_tokens"),
+        "cached_prompt_tokens": _common(good, "cached_prompt_tokens"),
+    }
+    for name, unit in (("ttft", "ms"), ("e2e", "ms"), ("tpot", "ms"), ("decode", "tok_per_s")):
+        spread = measures.summary([run.get(f"{name}_{unit}") for run in good])
+        result[f"{name}_p50_{unit}"] = spread["p50"]
+        result[f"{name}_{unit}"] = spread
+    result["server"] = server
+    result["client_cpu_share_max"] = max((run["client_cpu_share"] for run in good), default=None)
+    result["runs"] = runs
+    result["warnings"] = warnings
+    return result
+
+
+def _common(runs: list[dict[str, Any]], key: str) -> int | None:
+    """The largest of the runs' values; None when no run has one."""
+    return max((run[key] for run in runs if run.get(key) is not None), default=None)
+
+
+def benchmark_verdict(workloads: Mapping[str, Mapping[str, Any]]) -> str:
+    """failed when a workload failed, error when there was none or the probe broke, else passed."""
+    states = {result["status"] for result in workloads.values()}
+    if "failed" in states:
+        return "failed"
+    return "passed" if states == {"passed"} else "error"
+
+
+def parse_cost_us(chunks: int = 500) -> float:
+    """What this client spends on one chunk of a stream, in microseconds: its own share in every gap between tokens."""
+    chunk = {
+        "model": "self-check",
+        "choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+    frame = f"data: {json.dumps(chunk)}\n\n".encode()
+    reader = TraceReader(0)
+    started = time.process_time_ns()
+    for number in range(chunks):
+        reader.feed(number, frame)
+    return round((time.process_time_ns() - started) / chunks / 1000, 1)
+
+
+def method(client_version: str) -> dict[str, Any]:
+    """How the figures were taken, for the record."""
+    clock = time.get_clock_info("monotonic")
+    return {
+        "client": "socle-probe (httpx, one request at a time, streamed)",
+        "client_version": client_version,
+        "python": platform.python_version(),
+        "clock": f"{clock.implementation}, resolution {clock.resolution:g} s",
+        "concurrency": 1,
+        "tokens_from": "server usage",
+        "definitions": {
+            "ttft": "t_first_token - t_sent; the role chunk does not count",
+            "e2e": "t_last_token - t_sent; the usage chunk does not count",
+            "tpot": "(e2e - ttft) / (completion_tokens - 1)",
+            "decode": "(completion_tokens - tokens_in_first_chunk) / (t_last_token - t_first_token)",
+            "percentiles": "linear interpolation",
+            "spread_pct": "(max - min) / p50",
+        },
+        "client_parse_us_per_chunk": parse_cost_us(),
+    }
+
+
+__all__ = ["Bench", "Params", "Trace", "Workload", "benchmark_verdict", "method", "parse_workload"]

@@ -1,0 +1,220 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The HTTP client of the probes. Private to socle.inference.
+
+It never follows a proxy (trust_env=False): a proxy between probe and engine would be measured, and would see the key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import (
+    AnswerFault,
+    ProbeError,
+    TransportFault,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
+
+try:
+    import httpx
+
+    HTTPX_IMPORT_ERROR = None
+except ImportError:
+    HTTPX_IMPORT_ERROR = traceback.format_exc()
+
+REQUEST_EXCERPT = 500
+ANSWER_EXCERPT = 2000
+REDACTED = "********"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds for each phase, and for a whole answer."""
+
+    connect_s: float = 5.0
+    read_s: float = 60.0
+    write_s: float = 10.0
+    pool_s: float = 30.0
+    whole_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its answer, ready to be shown: the key never appears."""
+
+    method: str
+    path: str
+    key: str
+    """Which key went along: none, configured, other."""
+    sent: str
+    status: int
+    text: str
+    elapsed_ms: float
+
+    def json(self) -> dict[str, Any]:
+        try:
+            body = json.loads(self.text)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise AnswerFault(
+                f"{self.method} {self.path} answered {self.status} with something that is not a JSON object.",
+                evidence=self.evidence(),
+            )
+        return body
+
+    def evidence(self) -> dict[str, Any]:
+        return {
+            "request": {
+                "method": self.method,
+                "path": self.path,
+                "key": self.key,
+                "body": self.sent[:REQUEST_EXCERPT] or None,
+            },
+            "response": {"status": self.status, "excerpt": self.text[:ANSWER_EXCERPT]},
+        }
+
+
+def phase_of(error: Exception) -> str:
+    """The phase of an HTTP exchange in which *error* (an httpx.RequestError) came up."""
+    phases: tuple[tuple[str, tuple[type[Exception], ...]], ...] = (
+        ("connect", (httpx.ConnectError, httpx.ConnectTimeout)),
+        ("write", (httpx.WriteError, httpx.WriteTimeout)),
+        ("read", (httpx.ReadError, httpx.ReadTimeout)),
+        ("pool", (httpx.PoolTimeout,)),
+        ("close", (httpx.CloseError,)),
+        ("protocol", (httpx.RemoteProtocolError, httpx.DecodingError)),
+        ("redirect", (httpx.TooManyRedirects,)),
+    )
+    return next((phase for phase, kinds in phases if isinstance(error, kinds)), "request")
+
+
+def _fault(error: Exception, method: str, url: str) -> Exception:
+    phase = phase_of(error)
+    said = str(error) or type(error).__name__
+    if phase in ("pool", "request"):
+        return ProbeError(f"{method} {url} could not be sent ({phase}: {said}).", phase=phase)
+    slow = isinstance(error, httpx.TimeoutException)
+    return TransportFault(
+        f"{method} {url} {'timed out' if slow else 'failed'} in phase {phase}: {said}; expected the engine to answer. "
+        "Look at the unit's log.",
+        phase=phase,
+    )
+
+
+class EngineClient:
+    """Talks to one engine. *transport* is for tests; *clock* gives monotonic nanoseconds."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        timeouts: Timeouts | None = None,
+        transport: Any = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        root = base_url.rstrip("/")
+        self.base_url = root[: -len("/v1")] if root.endswith("/v1") else root
+        self._key = api_key or None
+        self._timeouts = timeouts or Timeouts()
+        self._clock = clock
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            timeout=httpx.Timeout(
+                connect=self._timeouts.connect_s,
+                read=self._timeouts.read_s,
+                write=self._timeouts.write_s,
+                pool=self._timeouts.pool_s,
+            ),
+            headers={"Accept-Encoding": "identity", "User-Agent": "socle-probe"},
+            transport=transport,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> EngineClient:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._http.close()
+
+    def redact(self, text: str) -> str:
+        return text.replace(self._key, REDACTED) if self._key else text
+
+    def redact_all(self, value: Any) -> Any:
+        """*value* with the key removed from every string in it."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {name: self.redact_all(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.redact_all(item) for item in value]
+        return value
+
+    def get(self, path: str, **options: Any) -> Exchange:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> Exchange:
+        return self.request("POST", path, content=json.dumps(body, ensure_ascii=False), **options)
+
+    def request(
+        self, method: str, path: str, content: str = "", with_key: bool = True, other_key: str | None = None
+    ) -> Exchange:
+        """One exchange, whatever its status. *content* goes out as it is, so that broken bodies can be sent too."""
+        key = other_key or (self._key if with_key else None)
+        started = self._clock()
+        try:
+            answer = self._http.request(
+                method, path, content=content.encode() if content else None, headers=_headers(key, bool(content))
+            )
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise _fault(error, method, self.base_url + path) from error
+        return Exchange(
+            method=method,
+            path=path,
+            key="other" if other_key else "configured" if key else "none",
+            sent=self.redact(content[: 2 * REQUEST_EXCERPT]),
+            status=answer.status_code,
+            text=self.redact(answer.text),
+            elapsed_ms=round((self._clock() - started) / 1e6, 3),
+        )
+
+    def stream_chat(self, body: dict[str, Any]) -> Trace:
+        """A streamed chat answer with the server's usage, every chunk stamped when its bytes arrived."""
+        path = "/v1/chat/completions"
+        body = {**body, "stream": True}
+        body.setdefault("stream_options", {"include_usage": True, "continuous_usage_stats": True})
+        content = json.dumps(body, ensure_ascii=False).encode()
+        sent_ns = self._clock()
+        reader = TraceReader(sent_ns)
+        try:
+            with self._http.stream("POST", path, content=content, headers=_headers(self._key, True)) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise AnswerFault(
+                        f"A streamed chat was answered with status {answer.status_code}; expected 200.",
+                        status=answer.status_code,
+                        excerpt=self.redact(answer.text)[:ANSWER_EXCERPT],
+                    )
+                for chunk in answer.iter_raw():
+                    now = self._clock()
+                    reader.feed(now, chunk)
+                    if now - sent_ns > self._timeouts.whole_s * 1e9:
+                        raise TransportFault(
+                            f"A streamed chat was not over after {self._timeouts.whole_s:g} s.", phase="deadline"
+                        )
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise _fault(error, "POST", self.base_url + path) from error
+        return reader.finish()
+
+
+def _headers(key: str | None, has_body: bool) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"} if has_body else {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return headers

@@ -1,0 +1,150 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A streamed chat answer as a list of stamped chunks. Private to socle.inference.
+
+What counts as a token's arrival: a chunk that carries text (content, reasoning or a tool call), or one at which the
+server's own running count (stream_options.continuous_usage_stats) rises. The opening chunk that only names the role, and
+the closing chunk that only carries the usage, are neither: counting them is what made published figures wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import StreamFault
+from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
+
+EXCERPT = 500
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Tokens arrived at *at_ns*; *tokens* is the server's running count, if it sends one."""
+
+    at_ns: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The server's own count for one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass
+class Trace:
+    """One streamed answer. Times are monotonic nanoseconds."""
+
+    sent_ns: int
+    marks: list[Mark] = field(default_factory=list)
+    done_ns: int = 0
+    content: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    fingerprint: str | None = None
+    chunks: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.reasoning + self.content
+
+
+def parse_usage(raw: Any) -> Usage | None:
+    """The usage object of an answer; None when it is missing or not three whole numbers."""
+    if not isinstance(raw, dict):
+        return None
+    counts = [raw.get(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    if not all(isinstance(count, int) and not isinstance(count, bool) for count in counts):
+        return None
+    details = raw.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(counts[0], counts[1], counts[2], cached if isinstance(cached, int) else None)  # type: ignore[arg-type]
+
+
+class TraceReader:
+    """Collects a stream. feed() takes bytes with the time of their arrival; finish() gives the trace or says what broke."""
+
+    def __init__(self, sent_ns: int) -> None:
+        self._trace = Trace(sent_ns)
+        self._events = EventReader()
+        self._counted = 0
+        self.ended = False
+        """The server said [DONE]."""
+
+    def feed(self, at_ns: int, chunk: bytes) -> None:
+        for event in self._events.feed(chunk):
+            if self.ended:
+                raise StreamFault("The stream went on after [DONE].", excerpt=event.data[:EXCERPT])
+            if event.data == "[DONE]":
+                self._trace.done_ns = at_ns
+                self.ended = True
+            else:
+                self._chunk(at_ns, event)
+
+    def finish(self) -> Trace:
+        trace = self._trace
+        missing = [
+            what
+            for what, there in (
+                ("[DONE]", self.ended),
+                ("a finish_reason", trace.finish_reason is not None),
+                ("usage", trace.usage is not None),
+                ("a single token", bool(trace.marks)),
+            )
+            if not there
+        ]
+        if missing:
+            raise StreamFault(
+                f"The stream ended after {trace.chunks} chunks without {', '.join(missing)}; "
+                "the engine or something between cut it short.",
+                excerpt=trace.text[-EXCERPT:],
+            )
+        if trace.finish_reason in ("abort", "error"):
+            raise StreamFault(
+                f"The engine gave up on the request (finish_reason {trace.finish_reason}); it may be shutting down.",
+                excerpt=trace.text[-EXCERPT:],
+            )
+        return trace
+
+    def _chunk(self, at_ns: int, event: Event) -> None:
+        try:
+            body = json.loads(event.data)
+        except ValueError as error:
+            raise StreamFault("A chunk of the stream is not JSON.", excerpt=event.data[:EXCERPT]) from error
+        if not isinstance(body, dict):
+            raise StreamFault("A chunk of the stream is not a JSON object.", excerpt=event.data[:EXCERPT])
+        if event.type == "error" or body.get("error") or body.get("object") == "error":
+            raise StreamFault(
+                f"The engine reported an error inside the stream: {event.data[:200]}", excerpt=event.data[:EXCERPT]
+            )
+        trace = self._trace
+        trace.chunks += 1
+        trace.model = body.get("model") or trace.model
+        trace.fingerprint = body.get("system_fingerprint") or trace.fingerprint
+        usage = parse_usage(body.get("usage"))
+        choices = body.get("choices")
+        if not choices:
+            trace.usage = usage or trace.usage
+            return
+        choice = choices[0]
+        delta = choice.get("delta") or {}
+        content = delta.get("content") or ""
+        # Newer engines say "reasoning"; "reasoning_content" is what older ones and other servers say.
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        trace.content += content
+        trace.reasoning += reasoning
+        trace.finish_reason = choice.get("finish_reason") or trace.finish_reason
+        counted = usage.completion_tokens if usage else None
+        rose = counted is not None and counted > self._counted
+        if counted is not None:
+            self._counted = max(self._counted, counted)
+        if content or reasoning or delta.get("tool_calls") or rose:
+            trace.marks.append(Mark(at_ns, counted))
