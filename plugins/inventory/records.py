@@ -1,0 +1,73 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.inventory import BaseInventoryPlugin
+from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER
+from ansible_collections.socle.inference.plugins.module_utils._records.files import read_tree, summarise
+from ansible_collections.socle.inference.plugins.module_utils._records.state import groups_of, host_state
+
+DOCUMENTATION = r"""
+name: records
+short_description: What the records say about the hosts of an inventory
+version_added: 0.1.0
+author:
+  - The socle authors (@socle-inference)
+description:
+  - Reads the records in C(.socle/records) beside its file and gives each host that the inventory already has the
+    variable C(socle_state), what is known of its instances; and the groups C(accepted), C(unaccepted) and C(drifted).
+  - C(socle_state.instances.<name>) has C(accepted), C(accepted_at), C(verdict), C(fingerprint), C(generation),
+    C(acceptance) (C(passed), C(failed), C(skipped), C(failed_checks)), C(benchmark) by workload, C(capacity),
+    C(environment) and C(drift), a list of C(item), C(expected), C(found).
+  - An instance is accepted when the newest acceptance of the launch that was deployed last is good. A host is in
+    C(accepted) when all of its instances are, in C(unaccepted) when one is not, and in neither without records.
+  - It creates no host. Measured values are data, and never templates.
+  - Its file must come last in the inventory's folder, by its name, so that the hosts are known. Files named
+    C(records.yml), C(*_records.yml) and C(*.socle.yml) are accepted.
+options:
+  plugin:
+    description: Marks the file as one for this plugin.
+    required: true
+    choices: [socle.inference.records]
+  newest:
+    description: How many records of each kind are read for an instance.
+    type: int
+    default: 50
+"""
+
+EXAMPLES = r"""
+# inventories/site/zz_records.yml
+plugin: socle.inference.records
+"""
+
+GROUPS = ("accepted", "unaccepted", "drifted")
+ENDINGS = ("_records.yml", "_records.yaml", ".socle.yml", ".socle.yaml")
+
+
+class InventoryModule(BaseInventoryPlugin):
+    NAME = "socle.inference.records"
+
+    def verify_file(self, path: str) -> bool:
+        name = Path(path).name
+        named = name in ("records.yml", "records.yaml") or name.endswith(ENDINGS)
+        return named and bool(super().verify_file(path))
+
+    def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
+        super().parse(inventory, loader, path, cache)
+        self._read_config_data(path)
+        root = Path(path).parent / STATE_FOLDER / "records"
+        for group in GROUPS:
+            inventory.add_group(group)
+        tree, skipped = read_tree(root, list(inventory.hosts), newest=self.get_option("newest"))
+        for host, records in sorted(tree.items()):
+            state = host_state(records)
+            inventory.set_variable(host, "socle_state", state)
+            for group in groups_of(state):
+                inventory.add_child(group, host)
+        warning = summarise(skipped, str(root))
+        if warning:
+            self.display.warning(warning)

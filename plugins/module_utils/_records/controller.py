@@ -1,0 +1,38 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where the controller keeps records, and which version of socle writes them. Private to socle.inference."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+STATE_FOLDER = ".socle"
+
+COLLECTION_ROOT = Path(__file__).parents[3]
+
+
+def records_root(inventory_dir: Any) -> Path | None:
+    """The folder of records for a host whose variable inventory_dir is given; None for a host from no file."""
+    if not inventory_dir or not isinstance(inventory_dir, str):
+        return None
+    path = Path(inventory_dir)
+    if not path.is_dir():
+        path = path.parent
+    return path / STATE_FOLDER / "records" if path.is_dir() else None
+
+
+def tool_version(root: Path = COLLECTION_ROOT) -> str:
+    """The version of this collection: of an installed one from its manifest, else from galaxy.yml."""
+    try:
+        version = json.loads((root / "MANIFEST.json").read_text("utf-8"))["collection_info"]["version"]
+        return str(version)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        match = re.search(r"(?m)^version:\s*[\"']?([^\s\"']+)", (root / "galaxy.yml").read_text("utf-8"))
+    except OSError:
+        match = None
+    return match.group(1) if match else "unknown"

@@ -1,0 +1,139 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host's records say about its instances: the variable socle_state. Pure; private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._records.schema import Record
+
+GOOD = ("passed", "degraded")
+
+
+def host_state(records: Mapping[str, list[Record]]) -> dict[str, Any]:
+    """socle_state of one host from {instance: [records, newest first]}."""
+    instances = {}
+    for name, found in sorted(records.items()):
+        state = instance_state(found)
+        if state is not None:
+            instances[name] = state
+    return {"instances": instances}
+
+
+def instance_state(records: list[Record]) -> dict[str, Any] | None:
+    """The state of one instance from its records, newest first; None when it was removed from the host.
+
+    Accepted means: the newest acceptance of the launch that was deployed last is good.
+    """
+    deploy = _first(records, "deploy")
+    if deploy is not None and deploy["results"].get("state") == "absent":
+        return None
+    fingerprint = deploy["launch_fingerprint"] if deploy else None
+    acceptance = _first(records, "acceptance", fingerprint) if fingerprint else None
+    accepted = acceptance is not None and acceptance["verdict"] in GOOD
+    # An instance that was never deployed by a record, or has no acceptance yet, still shows what is known.
+    shown = acceptance or (_first(records, "acceptance") if fingerprint is None else None)
+    latest = records[0] if records else None
+    source = deploy or latest
+    return {
+        "accepted": accepted,
+        "accepted_at": acceptance["finished"] if accepted and acceptance else None,
+        "verdict": shown["verdict"] if shown else None,
+        "fingerprint": fingerprint,
+        "generation": deploy["generation"] if deploy else None,
+        "acceptance": acceptance_summary(shown["results"]) if shown else None,
+        "benchmark": _benchmarks(records, fingerprint),
+        "capacity": _capacity(deploy),
+        "environment": dict(source["environment"]) if source else {},
+        "drift": _drift(records, fingerprint, acceptance if accepted else None),
+    }
+
+
+def groups_of(state: Mapping[str, Any]) -> list[str]:
+    """The groups that a host with *state* is in: accepted only when all of its instances are."""
+    instances = list(state["instances"].values())
+    if not instances:
+        return []
+    groups = ["accepted" if all(instance["accepted"] for instance in instances) else "unaccepted"]
+    if any(instance["drift"] for instance in instances):
+        groups.append("drifted")
+    return groups
+
+
+def acceptance_summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    """{passed, failed, skipped, failed_checks}: counts from the results, or counted over their checks."""
+    checks = results.get("checks")
+    checks = [check for check in checks if isinstance(check, Mapping)] if isinstance(checks, list) else None
+    summary: dict[str, Any] = {}
+    for status in ("passed", "failed", "skipped"):
+        count = results.get(status)
+        if isinstance(count, int) and not isinstance(count, bool):
+            summary[status] = count
+        else:
+            summary[status] = None if checks is None else sum(check.get("status") == status for check in checks)
+    bad = ("failed", "error")
+    summary["failed_checks"] = [str(check.get("id")) for check in checks or [] if check.get("status") in bad]
+    return summary
+
+
+def live_drift(state: Mapping[str, Any] | None, running: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The drift that the records know, and that of what runs now against the launch that was deployed last."""
+    drift = [dict(item) for item in (state or {}).get("drift") or [] if isinstance(item, Mapping)]
+    expected = (state or {}).get("fingerprint")
+    found = (running or {}).get("launch_fingerprint")
+    if expected and found and expected != found:
+        drift.append({"item": "running", "expected": expected, "found": found})
+    return drift
+
+
+def _first(records: list[Record], kind: str, fingerprint: str | None = None) -> Record | None:
+    for record in records:
+        if record["kind"] == kind and (fingerprint is None or record["launch_fingerprint"] == fingerprint):
+            return record
+    return None
+
+
+def _benchmarks(records: list[Record], fingerprint: str | None) -> dict[str, Any]:
+    """{workload: figures} of the current launch, each from the newest record that has it."""
+    found: dict[str, Any] = {}
+    for record in records:
+        if record["kind"] != "benchmark" or record["verdict"] not in GOOD:
+            continue
+        if fingerprint is not None and record["launch_fingerprint"] != fingerprint:
+            continue
+        workloads = record["results"].get("workloads")
+        if isinstance(workloads, dict):
+            for name, figures in workloads.items():
+                found.setdefault(name, figures)
+    return found
+
+
+def _capacity(deploy: Record | None) -> dict[str, Any] | None:
+    """What was predicted, with what was measured at the deployment on top."""
+    if deploy is None:
+        return None
+    capacity = dict(deploy.get("capacity") or {})
+    for key in ("capacity", "kv_cache"):
+        measured = deploy["results"].get(key)
+        if isinstance(measured, dict):
+            capacity.update({name: value for name, value in measured.items() if value is not None})
+    return capacity or None
+
+
+def _drift(records: list[Record], fingerprint: str | None, accepted: Record | None) -> list[dict[str, Any]]:
+    drift = []
+    if accepted is None:
+        for record in records:
+            if record["kind"] == "acceptance" and record["verdict"] in GOOD:
+                if fingerprint and record["launch_fingerprint"] not in (None, fingerprint):
+                    expected = record["launch_fingerprint"]
+                    drift.append({"item": "launch_fingerprint", "expected": expected, "found": fingerprint})
+                break
+        return drift
+    expected = accepted["environment_fingerprint"]
+    newest = next((record["environment_fingerprint"] for record in records if record["environment_fingerprint"]), None)
+    if expected and newest and newest != expected:
+        drift.append({"item": "environment_fingerprint", "expected": expected, "found": newest})
+    return drift
