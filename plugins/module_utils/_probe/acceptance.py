@@ -27,7 +27,7 @@ class Wanted:
 
 
 def parse_checks(entries: Sequence[Any]) -> list[Wanted]:
-    """The lines of a suite: an id, or a map of id, params and on_failure. What is not known is refused, never skipped."""
+    """Each line is an id, or a map of id, params and on_failure. What is not known is refused, never skipped."""
     wanted: list[Wanted] = []
     for entry in entries:
         line = {"id": entry} if isinstance(entry, str) else entry
@@ -87,7 +87,7 @@ def run_suite(
 
 
 def verdict(checks: Sequence[dict[str, Any]], degrading: set[str]) -> str:
-    """A wrong engine is wrong, whatever else broke; a probe that broke proves nothing; nothing passed is nothing proven."""
+    """A wrong engine is wrong, whatever else broke; a broken probe, or no check that passed, proves nothing."""
     failed = {check["id"] for check in checks if check["status"] == "failed"}
     if failed - degrading:
         return "failed"

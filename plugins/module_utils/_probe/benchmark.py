@@ -64,7 +64,7 @@ def parse_workload(raw: Mapping[str, Any], params: Mapping[str, Any] | None = No
     """A workload from its data file; *params* override its parameters (and repeats and warmups)."""
     name = raw.get("name")
     overrides = dict(params or {})
-    top = {key: overrides.pop(key) for key in ("repeats", "warmups") if key in overrides}
+    top: dict[str, Any] = {key: overrides.pop(key) for key in ("repeats", "warmups") if key in overrides}
     values = {**(raw.get("params") or {}), **overrides}
     unknown = sorted(
         (set(raw) - {known.name for known in dataclasses.fields(Workload)})
@@ -255,7 +255,7 @@ def server_means(
 
 
 def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict[str, Any] | None) -> dict[str, Any]:
-    """Sums up the counted runs that passed. One failed run fails the workload: its figures stay, for a person to look at."""
+    """Sums up the counted runs that passed. One failed run fails the workload; its figures stay, to be looked at."""
     counted = [run for run in runs if not run["warmup"]]
     good = [run for run in counted if run["status"] == "passed"]
     failed = [run for run in runs if run["status"] != "passed"]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The acceptance checks. Private to socle.inference.
 
-A check is a function of the context (client and planned facts) and its parameters, and returns an Outcome. It may let an
-EngineFault escape: that is a failed check. Anything else that escapes is the probe's own fault.
+A check is a function of the context (client and planned facts) and its parameters, and returns an Outcome. It may let
+an EngineFault escape: that is a failed check. Anything else that escapes is the probe's own fault.
 """
 
 from __future__ import annotations

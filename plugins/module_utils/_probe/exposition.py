@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The Prometheus text format, as far as an engine's /metrics needs it. Private to socle.inference.
 
-Own code, not prometheus_client: waiting for an engine reads the same page on hosts that have no probe environment yet, the
-format has been frozen at version 0.0.4 for a decade, and all that is needed is name, labels and value.
+Own code, not prometheus_client: waiting for an engine reads the same page on hosts that have no probe environment yet,
+the format has been frozen at version 0.0.4 for a decade, and all that is needed is name, labels and value.
 Format: https://github.com/prometheus/docs/blob/main/docs/instrumenting/exposition_formats.md
 """
 
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 def parse(text: str) -> list[Sample]:
-    """All samples. Lines that are not samples (comments, rubbish) are passed over: a missing name is the caller's finding."""
+    """All samples. Lines that are none (comments, rubbish) are passed over: a missing name is the caller's finding."""
     samples = []
     for line in text.splitlines():
         if line.startswith("#"):

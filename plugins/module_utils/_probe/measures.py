@@ -9,8 +9,8 @@ Definitions (those of vLLM's vllm/benchmarks/lib/endpoint_request_func.py and se
   TPOT    (E2E - TTFT) / (completion_tokens - 1)
   decode  (completion_tokens - tokens_in_first_chunk) / (t_last_token - t_first_token). The first chunk holds one token
           unless the server's running count says more (speculative decoding), so this is 1 / TPOT in the plain case.
-  ITL     per token: the gap between two chunks divided by the tokens that the later one brought; needs the running count.
-          Without it, the gap between chunks is given under its own name: under speculation they differ by a factor of 3.
+  ITL     per token: the gap between two chunks divided by the tokens that the later one brought; needs the running
+          count. Gaps between chunks go under a name of their own: under speculation they are longer by a factor of 3.
 
 Tokens are the server's usage, never counted from chunks.
 """
@@ -83,7 +83,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(values: Sequence[float | None], digits: int = 3) -> dict[str, Any]:
-    """n, min, p50, p95, max and spread_pct = (max - min) / p50. Missing values do not count; with none left all is None."""
+    """n, min, p50, p95, max and spread_pct = (max - min) / p50. Missing values do not count; with none left: None."""
     present = [value for value in values if value is not None]
     if not present:
         return {"n": 0, "min": None, "p50": None, "p95": None, "max": None, "spread_pct": None}

@@ -11,82 +11,14 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
 
 # Common English words: one token each in the vocabularies of today's models, which lets the search below end quickly.
-WORDS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "company",
-    "system",
-    "program",
-    "question",
-    "work",
-    "government",
-    "number",
-    "night",
-    "point",
-    "home",
-    "water",
-    "room",
-    "mother",
-    "area",
-    "money",
-    "story",
-    "fact",
-    "month",
-    "lot",
-    "right",
-    "study",
-    "book",
-    "eye",
-    "job",
-    "word",
-    "business",
-    "issue",
-    "side",
-    "kind",
-    "head",
-    "house",
-    "service",
-    "friend",
-    "father",
-    "power",
-    "hour",
-    "game",
-    "line",
-    "end",
-    "member",
-    "law",
-    "car",
-    "city",
-    "community",
-    "name",
-    "president",
-    "team",
-    "minute",
-    "idea",
-    "body",
-    "information",
-]
+_TEXT = """
+    time year people way day man thing woman life child world school state family student group country problem
+    hand part place case week company system program question work government number night point home water room
+    mother area money story fact month lot right study book eye job word business issue side kind head house
+    service friend father power hour game line end member law car city community name president team minute idea
+    body information
+"""
+WORDS = _TEXT.split()
 
 ATTEMPTS = 16
 
@@ -112,7 +44,7 @@ def messages_of_length(text: str, nonce: str, tokens: int, count: Callable[[Mess
             return messages
         if words == 0 and found > tokens:
             raise ProbeError(
-                f"A prompt of {tokens} tokens was asked for, but question and template alone take {found}: ask for more.",
+                f"A prompt of {tokens} tokens was asked for, but question and template alone take {found}.",
                 prompt_tokens_min=found,
             )
         words = max(words + tokens - found, 0)

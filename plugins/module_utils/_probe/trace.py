@@ -3,8 +3,8 @@
 """A streamed chat answer as a list of stamped chunks. Private to socle.inference.
 
 What counts as a token's arrival: a chunk that carries text (content, reasoning or a tool call), or one at which the
-server's own running count (stream_options.continuous_usage_stats) rises. The opening chunk that only names the role, and
-the closing chunk that only carries the usage, are neither: counting them is what made published figures wrong.
+server's own running count (stream_options.continuous_usage_stats) rises. The opening chunk that only names the role,
+and the closing chunk that only carries the usage, are neither: counting them is what made published figures wrong.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def parse_usage(raw: Any) -> Usage | None:
 
 
 class TraceReader:
-    """Collects a stream. feed() takes bytes with the time of their arrival; finish() gives the trace or says what broke."""
+    """Collects a stream: feed() takes bytes and the time they came; finish() gives the trace or says what broke."""
 
     def __init__(self, sent_ns: int) -> None:
         self._trace = Trace(sent_ns)
