@@ -1,0 +1,136 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans a host's instances on the controller, or seals one plan; touches no host. Documented in modules/vllm_plan.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
+from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path
+
+OPTIONS = frozenset(
+    {
+        "instances",
+        "host_class",
+        "facts",
+        "facts_file",
+        "layers",
+        "variant",
+        "data_path",
+        "state_dir",
+        "address",
+        "seal",
+    }
+)
+TEMPLATES = "chat_templates"
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """See the module's documentation."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        result["changed"] = False
+        try:
+            result.update(_answer(self._task.args, task_vars))
+        except PlanError as error:
+            result.update(failed=True, msg=str(error), errors=[error.message])
+            result.update(error.fields)
+        return result
+
+
+def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(args) - OPTIONS)
+    if unknown:
+        raise PlanError(
+            f"vllm_plan has no option {unknown[0]!r} (it has {known_list(OPTIONS)})"
+            f"{nearest(unknown[0], OPTIONS) or '; remove it.'}"
+        )
+    if args.get("seal") is not None:
+        others = sorted(set(args) - {"seal"})
+        if others:
+            raise PlanError(f"vllm_plan was given seal together with {', '.join(others)}; use seal alone.")
+        sealed, missing = seal(plain(args["seal"]))
+        return {"plan": sealed, "missing": missing}
+    data = data_path(args.get("data_path"), task_vars)
+    # Keys are taken out before anything else looks at the instances.
+    instances = plain(plan_instances.withhold_secrets(args.get("instances") or {}))
+    address = args.get("address") or task_vars.get("ansible_host")
+    request = Request(
+        host=str(task_vars.get("inventory_hostname", "localhost")),
+        instances=instances,
+        facts=_facts(args, task_vars),
+        host_class=str(args["host_class"]) if args.get("host_class") else None,
+        group_names=[str(name) for name in task_vars.get("group_names", [])],
+        layers=plain(args.get("layers") or {}),
+        variant=plain(args.get("variant")),
+        state_dir=_state_dir(args.get("state_dir") or "/var/lib/socle"),
+        address=str(address) if address else None,
+    )
+    resolution = resolve(request, Catalogue(data), lambda name: _template(name, data, task_vars))
+    return {"plans": resolution.plans, "host_class": resolution.host_class, "templates": resolution.templates}
+
+
+def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any] | None:
+    facts = plain(args.get("facts"))
+    if facts is None and args.get("facts_file"):
+        path = Path(str(task_vars.get("playbook_dir") or ".")) / Path(str(args["facts_file"])).expanduser()
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PlanError(
+                f"facts_file {path} cannot be read as JSON ({error}); give a file with the result of gpu_facts."
+            ) from error
+        if isinstance(facts, dict) and "gpu_facts" in facts:
+            facts = facts["gpu_facts"]
+    if facts is None:
+        return None
+    if not isinstance(facts, dict) or facts.get("schema") != "socle.gpu_facts/1":
+        found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
+        raise PlanError(
+            f"facts must be what gpu_facts returned (schema socle.gpu_facts/1), but are {found}; give that."
+        )
+    return facts
+
+
+def _state_dir(value: Any) -> str:
+    text = str(value).rstrip("/")
+    if not text.startswith("/") or any(char.isspace() for char in text):
+        raise PlanError(f"state_dir is {text!r}, but must be an absolute path without spaces; correct it.")
+    return text
+
+
+def _template(name: str, data: DataPath, task_vars: Mapping[str, Any]) -> Template:
+    """A chat template by path (absolute, or relative to the inventory) or by name in chat_templates/ of the data."""
+    candidates = [data.find(f"{TEMPLATES}/{name}"), data.find(f"{TEMPLATES}/{name}.jinja")]
+    base = Path(str(task_vars.get("inventory_dir") or "."))
+    candidates.append(base / Path(name).expanduser())
+    for path in candidates:
+        if path and path.is_file():
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise PlanError(f"chat template {path} cannot be read ({error}); correct its permissions.") from error
+            return Template(str(path.resolve()), hashlib.sha256(content).hexdigest())
+    raise PlanError(
+        f"chat template {name!r} was looked for in {TEMPLATES}/ of {data.describe()} and as a file beside the inventory "
+        "and not found; correct chat_template of the instance or add the file."
+    )

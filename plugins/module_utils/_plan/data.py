@@ -1,0 +1,295 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The data files (host classes, models, serving profiles, engine defaults), checked when read.
+
+Reading is injected: a Reader lists and reads documents by folder and name. Private to socle.inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Protocol
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan import schema
+from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems
+
+CLASSES = "profiles/host_classes"
+MODELS = "profiles/models"
+SERVING = "profiles/serving"
+ENGINE = "profiles"
+
+CAPABILITIES = ("chat", "tools", "thinking", "vision")
+
+_NAME = r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
+_CLASS_NAME = r"[a-z0-9]([a-z0-9_]*[a-z0-9])?"
+_IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"
+
+name_text = schema.text(_NAME, "a name of lower-case letters, digits, dots and dashes")
+class_text = schema.text(_CLASS_NAME, "a name of lower-case letters, digits and underscores")
+image_text = schema.text(_IMAGE, "an image reference without spaces")
+served_text = schema.text(r"[A-Za-z0-9./_][A-Za-z0-9._:/+@-]*", "a name without spaces")
+slo_map = schema.map_of(schema.number(), r"[a-z][a-z0-9_]*", "lower-case words joined by underscores")
+evidence_map = schema.map_of(schema.record({"value": schema.anything(), "source": schema.text()}, ["source"]))
+
+
+class Reader(Protocol):
+    """Where data files come from."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the documents in *folder*, without their suffix, sorted."""
+
+    def read(self, folder: str, name: str) -> tuple[str, Any]:
+        """(file name for a person, content) of one document that names() lists; raises PlanError if it is no YAML."""
+
+
+@dataclass(frozen=True)
+class HostClass:
+    origin: str
+    name: str
+    kind: str
+    products: tuple[str, ...]
+    flags: Mapping[str, Any]
+    env: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    origin: str
+    name: str
+    hub: str
+    repo: str
+    revision: str
+    served_name: str
+    max_position_embeddings: Optional[int]
+    flags: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+    @property
+    def container_path(self) -> str:
+        return "/models/" + self.repo.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Profile:
+    origin: str
+    name: str
+    image: str
+    vllm_version: str
+    flags: Mapping[str, Any]
+    env: Mapping[str, Any]
+    slo: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+    shm_size_bytes: int
+    start_timeout_s: int
+
+
+@dataclass(frozen=True)
+class Serving:
+    origin: str
+    gpus_per_instance: int
+    recommended: str
+    profiles: Mapping[str, Profile]
+
+
+@dataclass(frozen=True)
+class Engine:
+    origin: str
+    cache_root: str
+    env: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+
+_CLASS = schema.record(
+    {
+        "name": class_text,
+        "description": schema.text(),
+        "kind": schema.choice("cpu", "gpu"),
+        "products": schema.list_of(schema.text()),
+        "memory_gib": schema.nullable(schema.number()),
+        "flags": check_flags,
+        "env": check_env,
+        "evidence": evidence_map,
+    },
+    ["name", "kind"],
+)
+
+_MODEL = schema.record(
+    {
+        "name": name_text,
+        "description": schema.text(),
+        "hub": schema.choice("modelscope"),
+        "repo": schema.text(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "a repository written as owner/name, without spaces"),
+        "revision": schema.text(r"[A-Za-z0-9._/-]+", "a branch, tag or commit, without spaces"),
+        "served_name": served_text,
+        "size_bytes": schema.whole(1),
+        "architecture": schema.record(
+            {
+                "class": schema.text(),
+                "layers": schema.whole(1),
+                "hidden_size": schema.whole(1),
+                "attention_heads": schema.whole(1),
+                "kv_heads": schema.whole(1),
+                "head_dim": schema.whole(1),
+                "vocab_size": schema.whole(1),
+                "max_position_embeddings": schema.whole(1),
+                "dtype": schema.text(),
+            }
+        ),
+        "flags": check_flags,
+        "sampling": schema.map_of(schema.map_of(schema.anything())),
+        "capabilities": schema.list_of(schema.choice(*CAPABILITIES)),
+        "evidence": evidence_map,
+    },
+    ["name", "hub", "repo", "revision"],
+)
+
+_PROFILE = schema.record(
+    {
+        "description": schema.text(),
+        "image": image_text,
+        "vllm_version": schema.text(r"\d+\.\d+\.\d+[A-Za-z0-9.+-]*", "a version such as '0.32.0'"),
+        "flags": check_flags,
+        "env": check_env,
+        "slo": slo_map,
+        "evidence": evidence_map,
+        "shm_size_bytes": schema.whole(1),
+        "start_timeout_s": schema.whole(1),
+    },
+    ["image", "vllm_version", "shm_size_bytes", "start_timeout_s"],
+)
+
+_SERVING = schema.record(
+    {
+        "model": name_text,
+        "host_class": class_text,
+        "gpus_per_instance": schema.whole(0),
+        "recommended": schema.text(),
+        "profiles": schema.map_of(_PROFILE, _NAME, "a name of lower-case letters, digits, dots and dashes"),
+    },
+    ["model", "host_class", "gpus_per_instance", "recommended", "profiles"],
+)
+
+_ENGINE = schema.record(
+    {
+        "cache_root": schema.text(r"/[A-Za-z0-9._/-]+", "an absolute path without spaces"),
+        "env": check_env,
+        "evidence": evidence_map,
+    },
+    ["cache_root", "env"],
+)
+
+
+class Catalogue:
+    """The data as typed objects; each document is read and checked once, when it is first asked for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._documents: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+
+    def class_names(self) -> list[str]:
+        return self._reader.names(CLASSES)
+
+    def model_names(self) -> list[str]:
+        return self._reader.names(MODELS)
+
+    def serving_names(self) -> list[str]:
+        return self._reader.names(SERVING)
+
+    def host_class(self, name: str) -> HostClass:
+        origin, content = self._document(CLASSES, name, _CLASS, content_name=name)
+        return HostClass(
+            origin,
+            name,
+            content["kind"],
+            tuple(content.get("products", [])),
+            content.get("flags", {}),
+            content.get("env", {}),
+            content.get("evidence", {}),
+        )
+
+    def model(self, name: str) -> Model:
+        origin, content = self._document(MODELS, name, _MODEL, content_name=name)
+        return Model(
+            origin,
+            name,
+            content["hub"],
+            content["repo"],
+            content["revision"],
+            content.get("served_name", name),
+            content.get("architecture", {}).get("max_position_embeddings"),
+            content.get("flags", {}),
+            content.get("evidence", {}),
+        )
+
+    def serving(self, model: str, host_class: str) -> Serving:
+        name = f"{model}--{host_class}"
+        origin, content = self._document(SERVING, name, _SERVING)
+        problems = Problems()
+        if f"{content['model']}--{content['host_class']}" != name:
+            problems.add(
+                f"{origin} is about {content['model']!r} on {content['host_class']!r}, but its file name says {name!r}; "
+                "make them agree."
+            )
+        if content["recommended"] not in content["profiles"]:
+            problems.add(
+                f"{origin}: recommended is {content['recommended']!r}, which is none of its profiles "
+                f"({schema.known_list(content['profiles'])})"
+                f"{schema.nearest(content['recommended'], content['profiles']) or '; correct it.'}"
+            )
+        for profile, settings in content["profiles"].items():
+            about = {"image", "shm_size_bytes", "start_timeout_s"}
+            about.update(settings.get("flags", {}), settings.get("env", {}), settings.get("slo", {}))
+            for key in settings.get("evidence", {}):
+                if key not in about:
+                    problems.add(
+                        f"{origin}: profiles.{profile}.evidence.{key} is about nothing in that profile"
+                        f"{schema.nearest(key, about) or '; remove it.'}"
+                    )
+        problems.raise_if_any()
+        profiles = {
+            profile: Profile(
+                f"{origin} ({profile})",
+                profile,
+                settings["image"],
+                settings["vllm_version"],
+                settings.get("flags", {}),
+                settings.get("env", {}),
+                settings.get("slo", {}),
+                settings.get("evidence", {}),
+                settings["shm_size_bytes"],
+                settings["start_timeout_s"],
+            )
+            for profile, settings in content["profiles"].items()
+        }
+        return Serving(origin, content["gpus_per_instance"], content["recommended"], profiles)
+
+    def engine(self) -> Engine:
+        origin, content = self._document(ENGINE, "engine", _ENGINE)
+        return Engine(origin, content["cache_root"], content["env"], content.get("evidence", {}))
+
+    def _document(
+        self, folder: str, name: str, check: Check, content_name: Optional[str] = None
+    ) -> tuple[str, dict[str, Any]]:
+        key = (folder, name)
+        if key not in self._documents:
+            if name not in self._reader.names(folder):
+                raise PlanError(f"{folder}/{name}.yml was looked for in the data folders and not found; add it.")
+            origin, content = self._reader.read(folder, name)
+            problems = Problems()
+            check(content, f"{origin}:", problems)
+            prefix = f"{origin}:."
+            problems.sentences = [
+                f"{origin}: {sentence[len(prefix) :]}" if sentence.startswith(prefix) else sentence
+                for sentence in problems.sentences
+            ]
+            problems.raise_if_any()
+            if content_name is not None and content["name"] != content_name:
+                raise PlanError(
+                    f"{origin}: name is {content['name']!r}, but the file is called {content_name!r}; make them agree."
+                )
+            self._documents[key] = (origin, content)
+        return self._documents[key]

@@ -1,0 +1,219 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Flag maps and environment maps: what may be written, and how it becomes words for the engine.
+
+A flag map is never a string to be split: ``true`` gives ``--name``; a number or string ``--name value``; a map ``--name``
+and one word of compact sorted JSON; a list ``--name a b c``, since vLLM declares its list flags with nargs="+" (a
+repeated one would replace the former), except those of REPEATED, which it appends. ``null`` removes what a weaker layer
+set. Private to socle.inference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+
+REPEATED = frozenset({"middleware"})
+"""List flags that argparse appends (action="append"): one ``--name value`` for each entry."""
+
+OWNED_FLAGS = {
+    "host": "set expose (loopback, address or all) of the instance instead",
+    "port": "set port of the instance instead",
+    "served-model-name": "set served_names of the instance instead",
+    "api-key": "set api_key of the instance (from a vault) instead, so that the key stays out of the process list",
+    "model": "set model of the instance instead",
+    "model-tag": "set model of the instance instead",
+    "hf-token": "leave it out, since weights come from the model store and a token would show in the process list",
+    "config": "write the flags themselves instead, so that the plan shows them",
+    "uds": "set expose of the instance instead",
+}
+"""Flags that the plan sets itself or that would get around it, and what to do instead."""
+
+OWNED_ENV = {
+    "VLLM_API_KEY": "set api_key of the instance (from a vault) instead",
+    "VLLM_PORT": "leave it out (it is for the engine's internal sockets) and set port of the instance instead",
+    "VLLM_CACHE_ROOT": "leave it out, since the cache volume is mounted there",
+    "CUDA_VISIBLE_DEVICES": "set gpus of the instance instead",
+    "NVIDIA_VISIBLE_DEVICES": "set gpus of the instance instead",
+}
+"""Environment variables that the plan sets itself or that would get around it."""
+
+_KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|PASSWORD|SECRET|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+_LINE_BREAKERS = {"\0": "NUL", "\n": "a line break", "\r": "a carriage return"}
+
+
+def right_spelling(name: str) -> str:
+    """The flag name that was probably meant: "--maxModel_len" -> "max-model-len"."""
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", name.strip().lstrip("-"))
+    return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-")
+
+
+def _bad_text(value: str) -> Optional[str]:
+    for char, name in _LINE_BREAKERS.items():
+        if char in value:
+            return name
+    return None
+
+
+def _check_json(value: Any, where: str, problems: Problems) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                problems.add(f"{where} has the key {key!r} inside its JSON, which must be a string; quote it.")
+            _check_json(item, f"{where}.{key}", problems)
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _check_json(item, f"{where}[{position}]", problems)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            problems.add(f"{where} must be a finite number, but is {value}; correct it.")
+    elif value is not None and not isinstance(value, (bool, int, str)):
+        problems.add(f"{where} cannot become JSON, being {describe(value)}; quote it to make it a string.")
+
+
+def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> None:
+    """A single value: a number, a string, or a map."""
+    if isinstance(value, dict):
+        _check_json(value, where, problems)
+    elif isinstance(value, bool):
+        problems.add(
+            f"{where} must be a number, a string or a map, but is {describe(value)}; quote it if it is a word."
+        )
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            problems.add(f"{where} must be a finite number, but is {value}; correct it.")
+    elif isinstance(value, str):
+        broken = _bad_text(value)
+        if broken:
+            problems.add(f"{where} must be one line, but contains {broken}; remove it.")
+        elif not value:
+            problems.add(f"{where} is an empty string, which no flag takes; use null to remove the flag.")
+        elif in_list and value.startswith("-"):
+            problems.add(f"{where} is {value!r}, which the engine would read as a flag; remove the leading dash.")
+    elif not isinstance(value, int):
+        problems.add(
+            f"{where} must be true, null, a number, a string, a map or a list, but is {describe(value)}; "
+            "quote it to make it a string."
+        )
+
+
+def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
+    """One entry of a flag map; *where* names the map. The value of a refused flag is not repeated."""
+    if not isinstance(name, str) or not _KEBAB.fullmatch(name):
+        if isinstance(name, str) and "." in name:
+            head = right_spelling(name.split(".", 1)[0])
+            fix = f"write {head!r} with a map as its value"
+        else:
+            spelling = right_spelling(str(name))
+            fix = f"write {spelling!r}" if _KEBAB.fullmatch(spelling) else "use lower-case words joined by dashes"
+        problems.add(f"{where} has the flag name {name!r}, which is not lower-case words joined by dashes; {fix}.")
+        return
+    if name in OWNED_FLAGS:
+        problems.add(f"{where}.{name} cannot be set as a flag; {OWNED_FLAGS[name]}.")
+        return
+    if value is None or value is True:
+        return
+    if value is False:
+        opposite = name[3:] if name.startswith("no-") else f"no-{name}"
+        problems.add(
+            f"{where}.{name} is false, which vLLM has no word for; use '{opposite}: true', or null to remove it."
+        )
+    elif isinstance(value, list):
+        if not value:
+            problems.add(f"{where}.{name} is an empty list; use null to remove the flag.")
+        for position, item in enumerate(value):
+            _check_word(item, f"{where}.{name}[{position}]", problems, in_list=True)
+    else:
+        _check_word(value, f"{where}.{name}", problems, in_list=False)
+
+
+def check_flags(value: Any, where: str, problems: Problems) -> None:
+    """A whole flag map (usable as a schema check)."""
+    if not isinstance(value, dict):
+        problems.add(
+            f"{where} must be a map of flag names to values, but is {describe(value)}; "
+            "write 'flag-name: value' lines (true for a flag without a value)."
+        )
+        return
+    for name, item in value.items():
+        check_flag(name, item, where, problems)
+        if isinstance(name, str) and item is not None and value.get(f"no-{name}") is not None:
+            problems.add(f"{where} sets both {name!r} and 'no-{name}'; keep one of them.")
+
+
+def check_env(value: Any, where: str, problems: Problems) -> None:
+    """An environment map: names to strings or numbers; null removes."""
+    if not isinstance(value, dict):
+        problems.add(f"{where} must be a map of variable names to values, but is {describe(value)}; correct it.")
+        return
+    for name, item in value.items():
+        if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+            problems.add(f"{where} has the name {name!r}, which is not a legal environment variable name; correct it.")
+        elif name in OWNED_ENV:
+            problems.add(f"{where}.{name} cannot be set here; {OWNED_ENV[name]}.")
+        elif _SECRET_NAME.search(name):
+            problems.add(
+                f"{where}.{name} looks like a secret, which would be stored in plans and records; "
+                "leave it out, since the engine works offline."
+            )
+        elif isinstance(item, bool):
+            shown = "1" if item else "0"
+            problems.add(
+                f"{where}.{name} must be a string or a number, but is {describe(item)}; write {shown!r} in quotes."
+            )
+        elif isinstance(item, str):
+            broken = _bad_text(item)
+            if broken:
+                problems.add(f"{where}.{name} must be one line, but contains {broken}; remove it.")
+        elif item is not None and (not isinstance(item, (int, float)) or not math.isfinite(item)):
+            problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
+
+
+def _word(value: Any) -> str:
+    return canonical_json(value) if isinstance(value, dict) else str(value)
+
+
+def render_flag(name: str, value: Any) -> list[str]:
+    """The words of one checked flag."""
+    option = f"--{name}"
+    if value is True:
+        return [option]
+    if isinstance(value, list):
+        words = [_word(item) for item in value]
+        if name in REPEATED:
+            return [part for word in words for part in (option, word)]
+        return [option, *words]
+    word = _word(value)
+    if isinstance(value, str) and word.startswith("-"):
+        # As a word of its own argparse would take it for the next option.
+        return [f"{option}={word}"]
+    return [option, word]
+
+
+def render_env(value: Any) -> str:
+    return str(value)
+
+
+def parse_size(value: Any) -> Optional[int]:
+    """vLLM's human-readable whole numbers (256k = 256,000, 256K = 262,144); None for "auto" and what is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if value > 0 else None
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if not match:
+        return None
+    amount, unit = match.groups()
+    if not unit:
+        return int(amount) if "." not in amount else None
+    power = "kmgt".index(unit.lower()) + 1
+    if unit.islower():
+        return int(float(amount) * 1000**power)
+    return int(amount) * 1024**power if "." not in amount else None

@@ -1,0 +1,127 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans as a person reads them, and the lists that playbooks take from them. Private to socle.inference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def _value(value: Any) -> str:
+    if value is True:
+        return ""
+    if isinstance(value, list):
+        return " ".join(_value(item) for item in value)
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True)
+    return str(value)
+
+
+def _reason(source: Mapping[str, Any]) -> str:
+    evidence = source.get("evidence") or {}
+    text = evidence.get("source") or (json.dumps(evidence, sort_keys=True) if evidence else "")
+    return f"{source['origin']}: {text}" if text else str(source["origin"])
+
+
+def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    width = min(max((len(row[0]) for row in rows), default=0), 36)
+    values = min(max((len(row[1]) for row in rows), default=0), 36)
+    return [f"    {name:<{width}}  {value:<{values}}  {note}".rstrip() for name, value, note in rows]
+
+
+def plan_table(plan: Mapping[str, Any]) -> list[str]:
+    """Lines for a terminal: what runs, each flag with its value, origin and evidence, and what to look at."""
+    model = plan["model"]
+    image = plan.get("image_source") or {"origin": ""}
+    lines = [
+        f"{plan['host']} {plan['instance']}: {model['name']} on {plan['host_class']}, profile {plan['profile']}, "
+        f"vLLM {plan['vllm_version']}",
+        f"  model   {model['hub']}:{model['repo']}@{model['revision']} -> {model['container_path']}",
+        f"  image   {plan['image']}" + (f"  ({_reason(image)})" if image["origin"] else ""),
+        f"  serves  {', '.join(plan['served_names'])} on port {plan['port']} ({plan['expose']}), "
+        f"{'API key required' if plan['api_key_required'] else 'no API key'}, "
+        f"context {plan['max_model_len'] or 'set by the engine'}",
+        f"  gpus    {', '.join(str(gpu) for gpu in plan['gpus']) or 'none'}",
+        f"  limits  shared memory {plan['shm_size_bytes'] // 1024**2} MiB, start within {plan['start_timeout_s']} s",
+        "  flags",
+        *_rows(
+            [
+                (f"--{name}", _value(source["value"]), _reason(source))
+                for name, source in sorted(plan["sources"].items(), key=lambda item: _position(plan["argv"], item[0]))
+            ]
+        ),
+        "  environment",
+        *_rows(
+            [
+                (name, value, _reason(plan["env_sources"][name]) if name in plan.get("env_sources", {}) else "")
+                for name, value in plan["env"].items()
+            ]
+        ),
+        *[f"    {secret['target']}  (secret {secret['name']})" for secret in plan["secrets"]],
+        "  mounts",
+        *_rows(
+            [
+                (
+                    mount["target"],
+                    "read only" if mount["read_only"] else "writable",
+                    mount["source"] or "known once fetched",
+                )
+                for mount in plan["mounts"]
+            ]
+        ),
+    ]
+    for name in ("launch_fingerprint", "environment_fingerprint"):
+        if plan.get(name):
+            lines.append(f"  {name}  {plan[name]}")
+    if plan["warnings"]:
+        lines.append("  warnings")
+        lines += [
+            f"    {warning['severity']} {warning['id']}: {warning['message']}; {warning['remedy']}"
+            for warning in plan["warnings"]
+        ]
+    return lines
+
+
+def _position(argv: Sequence[str], name: str) -> tuple[int, str]:
+    option = f"--{name}"
+    for position, word in enumerate(argv):
+        if word == option or word.startswith(option + "="):
+            return position, name
+    return len(argv), name
+
+
+def _each(plans: Any) -> Iterable[Mapping[str, Any]]:
+    """Plans by name, or a list of such maps (one for each host)."""
+    for group in plans if isinstance(plans, list) else [plans]:
+        yield from group.values()
+
+
+def plan_models(plans: Any) -> list[dict[str, str]]:
+    """Each model once: what the model store must hold."""
+    found = {
+        (plan["model"]["hub"], plan["model"]["repo"], plan["model"]["revision"]): {
+            "name": str(plan["model"]["name"]),
+            "hub": str(plan["model"]["hub"]),
+            "repo": str(plan["model"]["repo"]),
+            "revision": str(plan["model"]["revision"]),
+        }
+        for plan in _each(plans)
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def plan_images(plans: Any) -> list[str]:
+    """Each image once, sorted."""
+    return sorted({str(plan["image"]) for plan in _each(plans)})
+
+
+def plan_url(plan: Mapping[str, Any]) -> str:
+    """The base URL at which the host itself reaches the instance."""
+    address = str(plan["sources"]["host"]["value"])
+    if address == "0.0.0.0":
+        address = "127.0.0.1"
+    if ":" in address:
+        address = f"[{address}]"
+    return f"http://{address}:{plan['port']}"

@@ -1,0 +1,561 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From instances, data and facts to plans. Nothing here reads a file or a host. Private to socle.inference."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan import schema
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
+    Catalogue,
+    Engine,
+    HostClass,
+    Model,
+    Profile,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
+from ansible_collections.socle.inference.plugins.module_utils._plan.instances import (
+    DEFAULT_PORT,
+    check_instances,
+    check_layers,
+    check_variant,
+    withhold_secrets,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Layer, Setting, merge
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
+
+SCHEMA = "socle.plan/1"
+CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
+API_KEY_TARGET = "VLLM_API_KEY"
+ANY_ADDRESS = "0.0.0.0"
+CAPACITY = ("weights_gib_per_gpu", "kv_gib_per_gpu", "kv_tokens", "concurrency_at_full_length", "headroom_gib")
+FRONT_FLAGS = ("host", "port", "served-model-name", "max-model-len")
+"""These come first, in this order; the rest follows by name."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template as found on the controller."""
+
+    source: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that one call is about: one host with all its instances."""
+
+    host: str
+    instances: Any
+    facts: Optional[Mapping[str, Any]] = None
+    host_class: Optional[str] = None
+    group_names: Sequence[str] = ()
+    layers: Any = field(default_factory=dict)
+    variant: Any = None
+    state_dir: str = "/var/lib/socle"
+    address: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The plans, and the chat templates that must lie on the host before an instance starts."""
+
+    host_class: Optional[str]
+    plans: dict[str, dict[str, Any]]
+    templates: list[dict[str, Any]]
+
+
+TemplateFinder = Callable[[str], Template]
+
+
+def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinder) -> Resolution:
+    """Plans of all instances of a host; raises one PlanError that lists everything wrong."""
+    problems = Problems()
+    raw = withhold_secrets(request.instances)
+    if raw is None or raw == {}:
+        return Resolution(None, {}, [])
+    instances = check_instances(raw, problems)
+    layers = check_layers(request.layers, catalogue, problems)
+    variant = check_variant(request.variant, problems)
+    host_class: Optional[HostClass] = None
+    try:
+        host_class = _host_class(request, catalogue)
+        problems_before = len(problems.sentences)
+        class_warnings = _check_hardware(request, host_class, problems)
+        hardware_fits = len(problems.sentences) == problems_before
+    except PlanError as error:
+        problems.take(error)
+    if host_class is None:
+        problems.raise_if_any()
+        raise AssertionError("a missing class was reported")
+    gpus = _assign_gpus(instances, host_class, request, problems) if hardware_fits else {}
+    _check_ports(instances, problems)
+    plans: dict[str, dict[str, Any]] = {}
+    templates: list[dict[str, Any]] = []
+    for name in sorted(instances):
+        try:
+            draft = _Draft(request, catalogue, host_class, layers, variant, name, instances[name], gpus.get(name))
+            plan = draft.build(find_template, problems)
+        except PlanError as error:
+            problems.take(error)
+            continue
+        plan["warnings"] = [*class_warnings, *plan["warnings"]]
+        plans[name] = plain(plan)
+        if draft.template:
+            templates.append(
+                {
+                    "instance": name,
+                    "source": draft.template.source,
+                    "target": draft.template_path(),
+                    "sha256": draft.template.sha256,
+                }
+            )
+    problems.raise_if_any()
+    return Resolution(host_class.name, plans, templates)
+
+
+def _host_class(request: Request, catalogue: Catalogue) -> HostClass:
+    known = catalogue.class_names()
+    if request.host_class:
+        if request.host_class not in known:
+            raise PlanError(
+                f"host_class of {request.host} is {request.host_class!r}, which is no known host class "
+                f"(known: {known_list(known)}){nearest(request.host_class, known) or '; correct it or add its file.'}"
+            )
+        return catalogue.host_class(request.host_class)
+    groups = sorted(set(request.group_names) & set(known))
+    if len(groups) > 1:
+        raise PlanError(
+            f"{request.host} is in {len(groups)} groups that name host classes ({', '.join(groups)}), but a host has "
+            "one class; keep it in one of them or set host_class."
+        )
+    if groups:
+        return catalogue.host_class(groups[0])
+    found = (request.facts or {}).get("host_class")
+    if found and found in known:
+        return catalogue.host_class(str(found))
+    products = sorted({str(gpu.get("product") or gpu.get("pci_device_id")) for gpu in _gpus(request)})
+    hardware = f"its GPUs are {', '.join(products)}" if products else "its hardware names none"
+    raise PlanError(
+        f"{request.host} has no host class: it is in no group that names one, and {hardware}; put it into one of the "
+        f"groups {known_list(known)}, or set host_class."
+    )
+
+
+def _gpus(request: Request) -> list[Mapping[str, Any]]:
+    return list((request.facts or {}).get("gpus") or [])
+
+
+def _check_hardware(request: Request, host_class: HostClass, problems: Problems) -> list[dict[str, Any]]:
+    """Warnings that hold for every instance; contradictions go to *problems*."""
+    if request.facts is None:
+        return [
+            _warning(
+                "hardware-unknown",
+                "info",
+                f"the hardware of {request.host} is not known, so that its GPUs were not checked against {host_class.name}",
+                "give facts from gpu_facts",
+            )
+        ]
+    gpus = _gpus(request)
+    if host_class.kind == "cpu":
+        if not gpus:
+            return []
+        return [
+            _warning(
+                "gpus-unused",
+                "warning",
+                f"{request.host} has {len(gpus)} NVIDIA GPUs, which class {host_class.name} leaves unused",
+                "put the host into the group of its GPU class",
+            )
+        ]
+    if not gpus:
+        problems.add(
+            f"{request.host} is of class {host_class.name}, which needs GPUs, but its hardware has no NVIDIA GPU "
+            f"(class {request.facts.get('host_class')}); correct its group or host_class."
+        )
+        return []
+    products = {str(gpu["product"]) for gpu in gpus if gpu.get("product")}
+    strangers = sorted(products - set(host_class.products)) if host_class.products else []
+    if strangers:
+        problems.add(
+            f"{request.host} is of class {host_class.name} (products: {', '.join(host_class.products)}), but has "
+            f"{', '.join(strangers)}; correct its group or host_class."
+        )
+    return []
+
+
+def _assign_gpus(
+    instances: Mapping[str, Mapping[str, Any]], host_class: HostClass, request: Request, problems: Problems
+) -> dict[str, list[Any]]:
+    """GPUs of each instance as written, or all of the host's."""
+    assigned: dict[str, list[Any]] = {}
+    owners: dict[Any, str] = {}
+    available = _gpus(request)
+    by_uuid = {gpu.get("uuid"): gpu.get("index") for gpu in available if gpu.get("uuid")}
+    indices = [gpu.get("index") for gpu in available if gpu.get("index") is not None]
+    for name in sorted(instances):
+        wanted = instances[name].get("gpus")
+        where = f"vllm_instances.{name}.gpus"
+        if host_class.kind == "cpu":
+            if wanted:
+                problems.add(
+                    f"{where} names GPUs, but {request.host} is of class {host_class.name}, which has none; "
+                    "leave gpus out or correct the class."
+                )
+            assigned[name] = []
+            continue
+        if wanted is None:
+            wanted = indices if indices else list(range(len(available)))
+            if request.facts is None:
+                problems.add(
+                    f"{where} is not set and the hardware of {request.host} is not known; set it or give facts."
+                )
+        if not wanted and request.facts is not None:
+            problems.add(
+                f"{where} is empty, but class {host_class.name} needs GPUs; name them or leave gpus out for all."
+            )
+        for gpu in wanted:
+            if request.facts is not None and gpu not in indices and gpu not in by_uuid:
+                problems.add(
+                    f"{where} names GPU {gpu}, which {request.host} does not have "
+                    f"(it has {', '.join(str(index) for index in indices) or 'none that its driver shows'}); correct it."
+                )
+                continue
+            identity = by_uuid.get(gpu, gpu)
+            if owners.get(identity) == name:
+                problems.add(f"{where} names GPU {gpu} twice; name it once.")
+            elif identity in owners:
+                problems.add(
+                    f"GPU {gpu} of {request.host} is used by two instances, {owners[identity]} and {name}; "
+                    "give each its own GPUs in gpus."
+                )
+            owners.setdefault(identity, name)
+        assigned[name] = list(wanted)
+    return assigned
+
+
+def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+    owners: dict[int, str] = {}
+    for name in sorted(instances):
+        port = instances[name].get("port", DEFAULT_PORT)
+        if port in owners:
+            problems.add(
+                f"port {port} is used by two instances, {owners[port]} and {name}; give one of them another port."
+            )
+        owners.setdefault(port, name)
+
+
+def _warning(identity: str, severity: str, message: str, remedy: str) -> dict[str, Any]:
+    return {"id": identity, "severity": severity, "message": message, "remedy": remedy}
+
+
+class _Draft:
+    """One instance on its way to a plan."""
+
+    def __init__(
+        self,
+        request: Request,
+        catalogue: Catalogue,
+        host_class: HostClass,
+        layers: Mapping[str, Mapping[str, Any]],
+        variant: Mapping[str, Any],
+        name: str,
+        instance: Mapping[str, Any],
+        gpus: Optional[list[Any]],
+    ) -> None:
+        self.request = request
+        self.name = name
+        self.where = f"vllm_instances.{name}"
+        self.instance = instance
+        self.host_class = host_class
+        self.layers = layers
+        self.variant = variant
+        self.gpus = gpus
+        self.template: Optional[Template] = None
+        self.model = self._find_model(catalogue)
+        self.profile, self.gpus_per_instance = self._find_profile(catalogue)
+        self.engine: Engine = catalogue.engine()
+        self.profile_key = f"{self.model.name}--{host_class.name}/{self.profile.name}"
+
+    def _find_model(self, catalogue: Catalogue) -> Model:
+        known = catalogue.model_names()
+        name = self.instance["model"]
+        if name not in known:
+            raise PlanError(
+                f"{self.where}.model is {name!r}, which is no known model (known: {known_list(known)})"
+                f"{nearest(name, known) or '; correct it or add profiles/models/<name>.yml to a data folder.'}"
+            )
+        return catalogue.model(name)
+
+    def _find_profile(self, catalogue: Catalogue) -> tuple[Profile, int]:
+        wanted = f"{self.model.name}--{self.host_class.name}"
+        known = catalogue.serving_names()
+        if wanted not in known:
+            prefix = f"{self.model.name}--"
+            others = [name[len(prefix) :] for name in known if name.startswith(prefix)]
+            raise PlanError(
+                f"{self.where}: there is no serving profile of {self.model.name} for host class {self.host_class.name} "
+                f"(it has profiles for: {known_list(others)}); add profiles/serving/{wanted}.yml to a data folder."
+            )
+        serving = catalogue.serving(self.model.name, self.host_class.name)
+        chosen = self.variant.get("profile") or self.instance.get("profile") or serving.recommended
+        if chosen not in serving.profiles:
+            raise PlanError(
+                f"{self.where}.profile is {chosen!r}, which {serving.origin} does not have "
+                f"(it has: {known_list(serving.profiles)})"
+                f"{nearest(chosen, serving.profiles) or '; choose one of them or leave profile out.'}"
+            )
+        return serving.profiles[chosen], serving.gpus_per_instance
+
+    def template_path(self) -> str:
+        """Where the chat template lies on the host: named by its content, so that it never changes under an engine."""
+        assert self.template is not None
+        return f"{self.request.state_dir}/chat_templates/{self.template.sha256[:12]}.jinja"
+
+    def build(self, find_template: TemplateFinder, problems: Problems) -> dict[str, Any]:
+        flags = merge(self._flag_layers(), with_opposites=True)
+        env = merge(self._env_layers())
+        image = self._image()
+        warnings: list[dict[str, Any]] = []
+        self._check_gpu_count(flags, warnings, problems)
+        max_model_len = self._max_model_len(flags, env, problems)
+        served = list(self.instance.get("served_names") or [self.model.served_name])
+        flags.update(self._own_flags(served, problems))
+        if self.instance.get("chat_template"):
+            self.template = find_template(self.instance["chat_template"])
+            flags.pop("no-chat-template", None)
+            flags["chat-template"] = Setting(CHAT_TEMPLATE_TARGET, f"{self.where}.chat_template")
+        env["VLLM_CACHE_ROOT"] = Setting(
+            self.engine.cache_root, self.engine.origin, self.engine.evidence.get("cache_root")
+        )
+        api_key = bool(self.instance.get("api_key"))
+        expose = self.instance.get("expose", "loopback")
+        if expose != "loopback" and not api_key:
+            warnings.append(
+                _warning(
+                    "open-endpoint",
+                    "warning",
+                    f"{self.name} listens beyond the loopback address without an API key",
+                    f"set {self.where}.api_key (from a vault), or keep expose at loopback",
+                )
+            )
+        if image.value != self.profile.image:
+            warnings.append(
+                _warning(
+                    "image-override",
+                    "info",
+                    f"{image.origin} replaces the profile's image {self.profile.image} by {image.value}, while the "
+                    f"flags were chosen for vLLM {self.profile.vllm_version}",
+                    "promote a profile of its own once it is accepted and measured",
+                )
+            )
+        names = [name for name in FRONT_FLAGS if name in flags]
+        names += [name for name in sorted(flags) if name not in FRONT_FLAGS]
+        argv = [self.model.container_path]
+        for name in names:
+            argv += render_flag(name, flags[name].value)
+        return {
+            "schema": SCHEMA,
+            "host": self.request.host,
+            "instance": self.name,
+            "host_class": self.host_class.name,
+            "profile": self.profile.name,
+            "model": {
+                "name": self.model.name,
+                "hub": self.model.hub,
+                "repo": self.model.repo,
+                "revision": self.model.revision,
+                "container_path": self.model.container_path,
+            },
+            "image": image.value,
+            "vllm_version": self.profile.vllm_version,
+            "argv": argv,
+            "env": {name: render_env(env[name].value) for name in sorted(env)},
+            "secrets": [{"name": "api_key", "target": API_KEY_TARGET}] if api_key else [],
+            "mounts": self._mounts(image),
+            "gpus": list(self.gpus or []),
+            "port": self.instance.get("port", DEFAULT_PORT),
+            "expose": expose,
+            "network": "host",
+            "shm_size_bytes": self.profile.shm_size_bytes,
+            "start_timeout_s": self.profile.start_timeout_s,
+            "served_names": served,
+            "max_model_len": max_model_len,
+            "api_key_required": api_key,
+            "slo": {**self.profile.slo, **self.instance.get("slo", {})},
+            "capacity": dict.fromkeys(CAPACITY),
+            "warnings": warnings,
+            "sources": {name: flags[name].as_source() for name in names},
+            "env_sources": {name: env[name].as_source() for name in sorted(env)},
+            "image_source": image.as_source(),
+            "chat_template_digest": f"sha256:{self.template.sha256}" if self.template else None,
+            "sealed": False,
+        }
+
+    def _flag_layers(self) -> list[Layer]:
+        promoted = self._promoted()
+        return [
+            Layer(self.model.origin, self.model.flags, self.model.evidence),
+            Layer(self.host_class.origin, self.host_class.flags, self.host_class.evidence),
+            Layer(self.profile.origin, self.profile.flags, self.profile.evidence),
+            Layer("vllm_flags_class", self.layers["class"]),
+            Layer(
+                self._promoted_origin(), promoted.get("flags", {}), self._promoted_evidence(promoted.get("flags", {}))
+            ),
+            Layer("vllm_flags_group", self.layers["group"]),
+            Layer("vllm_flags_host", self.layers["host"]),
+            Layer(f"{self.where}.flags", self.instance.get("flags", {})),
+            Layer(self._variant_origin(), self.variant.get("flags", {})),
+        ]
+
+    def _env_layers(self) -> list[Layer]:
+        promoted = self._promoted()
+        return [
+            Layer(self.engine.origin, self.engine.env, self.engine.evidence),
+            Layer(self.host_class.origin, self.host_class.env, self.host_class.evidence),
+            Layer(self.profile.origin, self.profile.env, self.profile.evidence),
+            Layer(self._promoted_origin(), promoted.get("env", {}), self._promoted_evidence(promoted.get("env", {}))),
+            Layer(f"{self.where}.env", self.instance.get("env", {})),
+            Layer(self._variant_origin(), self.variant.get("env", {})),
+        ]
+
+    def _image(self) -> Setting:
+        promoted = self._promoted()
+        layers = [
+            Layer(self.profile.origin, {"image": self.profile.image}, self.profile.evidence),
+            Layer(
+                self._promoted_origin(),
+                {"image": promoted["image"]} if promoted.get("image") else {},
+                self._promoted_evidence(["image"]),
+            ),
+            Layer(self.where, {"image": self.instance["image"]} if self.instance.get("image") else {}),
+            Layer(self._variant_origin(), {"image": self.variant["image"]} if self.variant.get("image") else {}),
+        ]
+        return merge(layers)["image"]
+
+    def _promoted(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.layers["promoted"].get(self.profile_key) or {}
+        return found
+
+    def _promoted_origin(self) -> str:
+        return f"vllm_flags_promoted[{self.profile_key}]"
+
+    def _promoted_evidence(self, names: Any) -> dict[str, Any]:
+        """A promotion rests on one experiment: its evidence is that of each of its values."""
+        evidence = dict(self._promoted().get("evidence") or {})
+        return dict.fromkeys(names, evidence) if evidence else {}
+
+    def _variant_origin(self) -> str:
+        return f"variant {self.variant['name']}" if self.variant.get("name") else "variant"
+
+    def _own_flags(self, served: list[str], problems: Problems) -> dict[str, Setting]:
+        expose = self.instance.get("expose", "loopback")
+        host = {"loopback": "127.0.0.1", "all": ANY_ADDRESS}.get(expose) or self._address(problems)
+        return {
+            "host": Setting(host, f"{self.where}.expose" if "expose" in self.instance else "default (loopback)"),
+            "port": Setting(
+                self.instance.get("port", DEFAULT_PORT),
+                f"{self.where}.port" if "port" in self.instance else f"default ({DEFAULT_PORT})",
+            ),
+            "served-model-name": Setting(
+                served, f"{self.where}.served_names" if self.instance.get("served_names") else self.model.origin
+            ),
+        }
+
+    def _address(self, problems: Problems) -> str:
+        address = self.request.address or ""
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            problems.add(
+                f"{self.where}.expose is 'address', which needs the IP address to listen on, but the host's address is "
+                f"{schema.describe(self.request.address)}; set address (by default ansible_host) to an IP address."
+            )
+        return address
+
+    def _max_model_len(
+        self, flags: Mapping[str, Setting], env: Mapping[str, Setting], problems: Problems
+    ) -> Optional[int]:
+        native = self.model.max_position_embeddings
+        setting = flags.get("max-model-len")
+        if setting is None:
+            return native
+        length = parse_size(setting.value)
+        if length is None:
+            if setting.value not in ("auto", -1):
+                problems.add(
+                    f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
+                    f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
+                )
+            return None
+        longer_allowed = (
+            "hf-overrides" in flags or str(env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", Setting("0", "")).value) == "1"
+        )
+        if native is not None and length > native and not longer_allowed:
+            problems.add(
+                f"{setting.origin}: max-model-len is {length}, but {self.model.name} has positions for {native}; lower it, "
+                "or set hf-overrides for a scaled position encoding."
+            )
+        return length
+
+    def _check_gpu_count(
+        self, flags: Mapping[str, Setting], warnings: list[dict[str, Any]], problems: Problems
+    ) -> None:
+        if self.gpus is None or self.host_class.kind == "cpu":
+            return
+        needed = 1
+        for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
+            value = flags[name].value if name in flags else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                problems.add(
+                    f"{flags[name].origin}: {name} must be a whole number of at least 1, "
+                    f"but is {schema.describe(value)}; correct it."
+                )
+                return
+            needed *= value
+        if needed != len(self.gpus):
+            problems.add(
+                f"{self.where} has {len(self.gpus)} GPUs, but its flags spread the model over {needed} "
+                f"(tensor x pipeline x data parallel size); name {needed} GPUs in gpus or set tensor-parallel-size."
+            )
+        elif self.gpus_per_instance != len(self.gpus):
+            warnings.append(
+                _warning(
+                    "gpu-count",
+                    "warning",
+                    f"profile {self.profile_key} was chosen for {self.gpus_per_instance} GPUs per instance, "
+                    f"and {self.name} has {len(self.gpus)}",
+                    "measure it, or use a profile for this number of GPUs",
+                )
+            )
+
+    def _mounts(self, image: Setting) -> list[dict[str, Any]]:
+        identity = "\n".join([image.value, self.profile.vllm_version, self.model.repo, self.host_class.name])
+        cache = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        mounts: list[dict[str, Any]] = [
+            {"source": None, "target": self.model.container_path, "read_only": True, "kind": "model"},
+            {
+                "source": f"{self.request.state_dir}/cache/{cache}",
+                "target": self.engine.cache_root,
+                "read_only": False,
+                "kind": "cache",
+            },
+        ]
+        if self.template:
+            mounts.append(
+                {
+                    "source": self.template_path(),
+                    "target": CHAT_TEMPLATE_TARGET,
+                    "read_only": True,
+                    "kind": "chat_template",
+                }
+            )
+        return mounts

@@ -1,0 +1,209 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of what people write, each failure one sentence: where, what was expected, what was found, what to do.
+
+A check is a function (value, where, problems); the functions here build them. Private to socle.inference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+
+
+class Problems:
+    """Sentences collected over one call, so that a person sees all of them at once."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+    def take(self, error: PlanError) -> None:
+        """Adopt what a part that raised had to say."""
+        for sentence in error.fields.get("errors", [error.message]):
+            self.add(sentence)
+
+    def raise_if_any(self) -> None:
+        if not self.sentences:
+            return
+        more = len(self.sentences) - 1
+        suffix = f" (and {more} more, see errors)" if more else ""
+        raise PlanError(self.sentences[0] + suffix, errors=list(self.sentences))
+
+
+Check = Callable[[Any, str, Problems], None]
+
+_SHOWN = 60
+
+
+def describe(value: Any) -> str:
+    """What was found, for a person: "the string 'abc'", "a list", "nothing (null)"."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return f"the number {value}"
+    if isinstance(value, str):
+        text = str(value)
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return f"the string {shown!r}"
+    if isinstance(value, dict):
+        return "a map"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return f"a value of type {type(value).__name__}"
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" when something known looks like *name*, else nothing."""
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def known_list(known: Iterable[str]) -> str:
+    """ "a, b, c", or "none" when there is nothing."""
+    return ", ".join(sorted(known)) or "none"
+
+
+def text(pattern: Optional[str] = None, expected: str = "a string") -> Check:
+    compiled = re.compile(pattern) if pattern else None
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if not isinstance(value, str) or (compiled and not compiled.fullmatch(value)):
+            problems.add(f"{where} must be {expected}, but is {describe(value)}; correct it.")
+
+    return check
+
+
+def secret() -> Check:
+    """A string whose value never shows up anywhere."""
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        sound = isinstance(value, str) and value != "" and not any(char in "\0\r\n" for char in value)
+        if value is not None and not sound:
+            problems.add(
+                f"{where} must be one line of text, but is not (its value is withheld); correct it, or leave it out "
+                "for none."
+            )
+
+    return check
+
+
+def whole(minimum: Optional[int] = None, maximum: Optional[int] = None) -> Check:
+    limits = "a whole number"
+    if minimum is not None and maximum is not None:
+        limits += f" from {minimum} to {maximum}"
+    elif minimum is not None:
+        limits += f" of at least {minimum}"
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        if fits and minimum is not None and value < minimum:
+            fits = False
+        if fits and maximum is not None and value > maximum:
+            fits = False
+        if not fits:
+            problems.add(f"{where} must be {limits}, but is {describe(value)}; correct it.")
+
+    return check
+
+
+def number() -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            problems.add(f"{where} must be a number, but is {describe(value)}; correct it.")
+
+    return check
+
+
+def truth() -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if not isinstance(value, bool):
+            problems.add(f"{where} must be true or false, but is {describe(value)}; correct it.")
+
+    return check
+
+
+def choice(*names: str) -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if value not in names or not isinstance(value, str):
+            hint = nearest(value, names) if isinstance(value, str) else ""
+            problems.add(
+                f"{where} must be one of {', '.join(names)}, but is {describe(value)}{hint or '; correct it.'}"
+            )
+
+    return check
+
+
+def anything() -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        return None
+
+    return check
+
+
+def nullable(inner: Check) -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if value is not None:
+            inner(value, where, problems)
+
+    return check
+
+
+def list_of(inner: Check, filled: bool = False) -> Check:
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if not isinstance(value, list):
+            problems.add(f"{where} must be a list, but is {describe(value)}; correct it.")
+            return
+        if filled and not value:
+            problems.add(f"{where} must be a list with at least one entry, but is empty; fill it or leave it out.")
+        for position, item in enumerate(value):
+            inner(item, f"{where}[{position}]", problems)
+
+    return check
+
+
+def map_of(inner: Check, key: Optional[str] = None, key_expected: str = "a string") -> Check:
+    compiled = re.compile(key) if key else None
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if not isinstance(value, dict):
+            problems.add(f"{where} must be a map, but is {describe(value)}; correct it.")
+            return
+        for name, item in value.items():
+            if not isinstance(name, str) or (compiled and not compiled.fullmatch(name)):
+                problems.add(f"{where} has the key {name!r}, which must be {key_expected}; correct it.")
+                continue
+            inner(item, f"{where}.{name}", problems)
+
+    return check
+
+
+def record(fields: Mapping[str, Check], required: Iterable[str] = ()) -> Check:
+    """A map with these keys and no other."""
+    needed = list(required)
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if not isinstance(value, dict):
+            problems.add(f"{where} must be a map, but is {describe(value)}; correct it.")
+            return
+        for name, item in value.items():
+            if name not in fields:
+                hint = nearest(name, fields) or "; remove it."
+                problems.add(f"{where} has the unknown key {name!r} (known: {known_list(fields)}){hint}")
+            else:
+                fields[name](item, f"{where}.{name}", problems)
+        for name in needed:
+            if name not in value:
+                problems.add(f"{where} lacks the key {name!r}, which is required; add it.")
+
+    return check

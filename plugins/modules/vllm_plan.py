@@ -1,0 +1,199 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_plan
+short_description: Resolve vLLM instances into checked, explained and sealed plans
+version_added: 0.1.0
+author:
+  - The socle authors (@socle-inference)
+description:
+  - Merges model facts, host class, serving profile and the inventory's flag variables into one plan for each instance of a host, and
+    refuses what cannot run before anything on the host is touched. Every flag of a plan carries its origin and its evidence.
+  - All errors of one call are reported together in RV(errors).
+  - With O(seal), adds to one plan what was fetched for it (image digest, model content) and computes its fingerprints.
+  - Runs on the controller only; the host is not contacted.
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+    details: Never changes anything; works the same in check mode.
+  diff_mode:
+    support: none
+options:
+  instances:
+    description:
+      - The instances of the host by name, usually the variable C(vllm_instances).
+      - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags), C(env), C(image),
+        C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template) and C(slo).
+      - The value of C(api_key) never enters a plan, a result or a message. Only the fact that there is one does.
+      - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the controller, absolute or
+        relative to the inventory folder.
+    type: dict
+    default: {}
+  host_class:
+    description:
+      - Name of the host class. Without it, the group of the host that has the name of a known class, else the class that O(facts)
+        name.
+    type: str
+  facts:
+    description: The C(gpu_facts) that M(socle.inference.gpu_facts) returned. Without them the hardware is not checked.
+    type: dict
+  facts_file:
+    description: A JSON file on the controller with such facts, used when O(facts) is not given, to plan for hosts that are not there yet.
+    type: path
+  layers:
+    description: The flag variables of the inventory, weakest first.
+    type: dict
+    default: {}
+    suboptions:
+      class:
+        description: Flags for a host class, usually the variable C(vllm_flags_class).
+        type: dict
+      promoted:
+        description:
+          - Promoted settings, usually the variable C(vllm_flags_promoted), by C(<model>--<host class>/<profile>), each with
+            C(flags), C(env), C(image) and C(evidence).
+        type: dict
+      group:
+        description: Flags for any other group, usually the variable C(vllm_flags_group).
+        type: dict
+      host:
+        description: Flags for one host, usually the variable C(vllm_flags_host).
+        type: dict
+  variant:
+    description: The strongest layer of all, a variant of an experiment, with C(name), C(profile), C(flags), C(env) and C(image).
+    type: dict
+  data_path:
+    description:
+      - Folders with the user's own C(profiles/) and C(chat_templates/), searched before those of the collection.
+      - Without it, the variable C(socle_data_path), else C(site_data/) beside the folder that holds the inventories.
+    type: list
+    elements: path
+  state_dir:
+    description: The folder of the host that holds caches and chat templates.
+    type: path
+    default: /var/lib/socle
+  address:
+    description: The IP address to listen on for instances whose C(expose) is C(address). Without it, the variable C(ansible_host).
+    type: str
+  seal:
+    description: A plan to seal, and what was fetched for it. Excludes all other options.
+    type: dict
+    suboptions:
+      plan:
+        description: One of the RV(plans).
+        type: dict
+        required: true
+      image_digest:
+        description: Digest of the image on the host, C(sha256:...).
+        type: str
+      content_id:
+        description: Content identity of the model on the host, C(sha256:...).
+        type: str
+      model_path:
+        description: Folder of the model on the host.
+        type: str
+      chat_template_digest:
+        description: Digest of the chat template on the host; it must be the one that was planned.
+        type: str
+      secrets_hmac:
+        description: Keyed digest of the secrets on the host, C(hmac-sha256:...).
+        type: str
+      facts:
+        description: The C(gpu_facts) of the host, for the environment fingerprint.
+        type: dict
+      allow_missing:
+        description:
+          - Return the plan unsealed instead of failing when digest, content or secret are missing, as in check mode before a first
+            deployment.
+        type: bool
+        default: false
+seealso:
+  - module: socle.inference.gpu_facts
+"""
+
+EXAMPLES = r"""
+- name: Resolve the plans of the host
+  socle.inference.vllm_plan:
+    instances: "{{ vllm_instances }}"
+    facts: "{{ gpu_facts_result.gpu_facts }}"
+    layers:
+      class: "{{ vllm_flags_class | default({}) }}"
+      promoted: "{{ vllm_flags_promoted | default({}) }}"
+      group: "{{ vllm_flags_group | default({}) }}"
+      host: "{{ vllm_flags_host | default({}) }}"
+  register: planned
+
+- name: Show the plan of one instance
+  ansible.builtin.debug:
+    msg: "{{ planned.plans.chat | socle.inference.plan_table }}"
+
+- name: Seal it
+  socle.inference.vllm_plan:
+    seal:
+      plan: "{{ planned.plans.chat }}"
+      image_digest: "{{ image.digest }}"
+      content_id: "{{ model.content_id }}"
+      model_path: "{{ model.path }}"
+      facts: "{{ gpu_facts_result.gpu_facts }}"
+  register: sealed
+"""
+
+RETURN = r"""
+plans:
+  description: One plan for each instance, by name. Empty when there are no instances.
+  returned: success, without O(seal)
+  type: dict
+  sample:
+    chat:
+      schema: socle.plan/1
+      host: gpu1
+      instance: chat
+      host_class: cpu
+      profile: default
+      argv: [/models/SmolLM2-135M-Instruct, --host, 127.0.0.1, --port, "8000"]
+      sealed: false
+host_class:
+  description: The host class that was used.
+  returned: success, without O(seal)
+  type: str
+  sample: cpu
+templates:
+  description: Chat templates that must lie on the host before the instances start.
+  returned: success, without O(seal)
+  type: list
+  elements: dict
+  contains:
+    instance:
+      description: Name of the instance.
+      type: str
+    source:
+      description: File on the controller.
+      type: str
+    target:
+      description: File on the host, named by its content.
+      type: str
+    sha256:
+      description: Digest of its content.
+      type: str
+plan:
+  description: The plan with C(sealed), C(image_digest), C(content_id), C(launch_fingerprint) and C(environment_fingerprint).
+  returned: success, with O(seal)
+  type: dict
+missing:
+  description: What kept the plan from being sealed.
+  returned: success, with O(seal)
+  type: list
+  elements: str
+errors:
+  description: Everything that is wrong, one sentence each.
+  returned: failure
+  type: list
+  elements: str
+  sample:
+    - "vllm_instances.chat.model is 'smollm2', which is no known model (known: smollm2-135m-instruct); did you mean 'smollm2-135m-instruct'?"
+"""
