@@ -30,7 +30,20 @@ NAME = r"[A-Za-z0-9_.-]+"
 MODEL_URL = re.compile(rf"^/api/v1/models/(?P<repo>{NAME}/{NAME})(?P<call>/revisions|/repo/files|/repo)?$")
 CDN_URL = re.compile(r"^/cdn/(?P<sha256>[0-9a-f]{64})$")
 FAULTS = frozenset(
-    "path count skip status retry_after drop_after corrupt_at ignore_range delay_s bytes_per_s sha256 files".split()
+    (
+        "path",
+        "count",
+        "skip",
+        "status",
+        "retry_after",
+        "drop_after",
+        "corrupt_at",
+        "ignore_range",
+        "delay_s",
+        "bytes_per_s",
+        "sha256",
+        "files",
+    )
 )
 
 

@@ -1,0 +1,97 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The immutable description of a snapshot. Pure. Private to socle.inference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files, is_commit
+
+SCHEMA = 1
+ID_DIGITS = 12
+
+
+def content_id(files: Iterable[ModelFile]) -> str:
+    """SHA-256 over the sorted lines "sha256 size path": equal for equal bytes, wherever they come from."""
+    lines = sorted(f"{file.sha256} {file.size} {file.path}\n".encode() for file in files)
+    return "sha256:" + hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Which files, with which content, make up a revision of a model."""
+
+    hub: str
+    repo: str
+    requested: str
+    commit: str | None
+    commit_from: str
+    files: tuple[ModelFile, ...]
+    created: str
+
+    @property
+    def content_id(self) -> str:
+        return content_id(self.files)
+
+    @property
+    def id(self) -> str:
+        """Names the snapshot in the store."""
+        return (self.commit or self.content_id.split(":", 1)[1])[:ID_DIGITS]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def dumps(self) -> str:
+        """The text of the manifest's file."""
+        document = {
+            "schema": SCHEMA,
+            "source": {
+                "hub": self.hub,
+                "repo": self.repo,
+                "requested": self.requested,
+                "commit": self.commit,
+                "commit_from": self.commit_from,
+            },
+            "content_id": self.content_id,
+            "created": self.created,
+            "totals": {"files": len(self.files), "bytes": self.total_bytes},
+            "files": [
+                {"path": file.path, "size": file.size, "sha256": file.sha256, "lfs": file.lfs} for file in self.files
+            ],
+        }
+        return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def loads(text: str) -> Manifest:
+    """A manifest from its text, validated like a listing; raises StoreError."""
+    try:
+        document: Any = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise StoreError(f"a manifest has schema {document['schema']!r}, expected {SCHEMA}")
+        source = document["source"]
+        files = check_files(
+            ModelFile(entry["path"], entry["size"], entry["sha256"], bool(entry["lfs"])) for entry in document["files"]
+        )
+        manifest = Manifest(
+            hub=source["hub"],
+            repo=source["repo"],
+            requested=source["requested"],
+            commit=source["commit"],
+            commit_from=source["commit_from"],
+            files=files,
+            created=document["created"],
+        )
+        if manifest.commit is not None and not is_commit(manifest.commit):
+            raise StoreError("a manifest names a commit that is no commit")
+        if manifest.content_id != document["content_id"]:
+            raise StoreError("a manifest does not match its own content id")
+    except (ValueError, KeyError, TypeError, AttributeError, HubError) as error:
+        raise StoreError(f"a manifest is damaged: {error}") from error
+    return manifest
