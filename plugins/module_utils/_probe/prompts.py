@@ -25,29 +25,37 @@ ATTEMPTS = 16
 Messages = list[dict[str, Any]]
 
 
-def unique_messages(text: str, nonce: str, words: int = 0) -> Messages:
-    """One user message that begins with *nonce* (so that no prefix is shared), then filler words, then *text*."""
-    choose = random.Random(nonce)
+def unique_messages(text: str, nonce: str, words: int = 0, choice: int = 0) -> Messages:
+    """One user message: *nonce* first (so that no prefix is shared), filler words of the *choice*-th kind, *text*."""
+    choose = random.Random(f"{nonce} {choice}")
     filler = " ".join(choose.choice(WORDS) for _ in range(words))
     return [{"role": "user", "content": "\n".join(part for part in (f"[{nonce}]", filler, text) if part)}]
 
 
 def messages_of_length(text: str, nonce: str, tokens: int, count: Callable[[Messages], int]) -> Messages:
     """Messages that *count* (the server's /tokenize) finds to be exactly *tokens* long, template included."""
-    words = 0
-    counts: list[int] = []
-    for _attempt in range(ATTEMPTS):
-        messages = unique_messages(text, nonce, words)
+    messages = unique_messages(text, nonce)
+    base = found = count(messages)
+    counts = [base]
+    if found == tokens:
+        return messages
+    if found > tokens:
+        raise ProbeError(
+            f"A prompt of {tokens} tokens was asked for, but question and template alone take {found}.",
+            prompt_tokens_min=found,
+        )
+    words, per_word, tried = 0, 1.0, {0}
+    for attempt in range(ATTEMPTS):
+        step = round((tokens - found) / per_word) or (1 if tokens > found else -1)
+        words = max(words + step, 1)
+        # Where one word more is too much and one less too little, other words are tried.
+        messages = unique_messages(text, nonce, words, choice=attempt if words in tried else 0)
+        tried.add(words)
         found = count(messages)
         counts.append(found)
         if found == tokens:
             return messages
-        if words == 0 and found > tokens:
-            raise ProbeError(
-                f"A prompt of {tokens} tokens was asked for, but question and template alone take {found}.",
-                prompt_tokens_min=found,
-            )
-        words = max(words + tokens - found, 0)
+        per_word = max((found - base) / words, 0.5)
     raise ProbeError(
         f"No prompt of exactly {tokens} tokens was found in {ATTEMPTS} attempts; the counts were {counts}. "
         "Ask for a slightly different length.",

@@ -1,0 +1,335 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The double itself: OpenAI chat, /v1/models, /tokenize, /version, /health and /metrics on a thread each."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAULTS = {
+    "wrong_model_id": "another model is served",
+    "wrong_length": "/v1/models names half the length",
+    "wrong_version": "/version names another release",
+    "empty_text": "answers have no text",
+    "usage_off": "usage does not add up",
+    "no_usage": "answers carry no usage",
+    "cut_stream": "streams end before [DONE]",
+    "reset_stream": "the connection closes in the middle of a stream",
+    "error_frame": "an error comes inside a 200 stream",
+    "aborted": "streams end with finish_reason abort",
+    "tokenize_off": "/tokenize counts one token more",
+    "over_long_500": "too long is a 500",
+    "over_long_wordless": "too long is a 400 that does not say how long is allowed",
+    "any_model": "any model name is answered",
+    "broken_json_200": "a broken body is a 200",
+    "broken_json_500": "a broken body is a 500",
+    "dies_of_broken_json": "after a broken body every request is a 500",
+    "no_metrics": "/metrics is empty",
+    "no_auth": "the key is not asked for",
+    "refuses_key": "the right key is refused",
+    "few_tokens": "half the tokens that were asked for",
+    "cache_ignores_salt": "the prefix cache hits whatever the salt",
+}
+
+TEXT = ["Zürich", "liegt", "am", "See", "日本語", "naïve", "🚂", "and", "so", "on"]
+TEMPLATE_TOKENS = 5
+
+
+@dataclass
+class Behaviour:
+    """What the double does. Times are exact to the machine's sleep."""
+
+    model: str = "double"
+    root: str = "/models/Double"
+    max_model_len: int = 512
+    version: str = "0.32.0+cpu"
+    api_key: str | None = None
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    tokens_per_chunk: int = 1
+    cut_characters: bool = True
+    """Write each event in two pieces, cut inside a character where there is one."""
+    faults: frozenset[str] = frozenset()
+
+
+@dataclass
+class State:
+    """What /metrics counts."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    seen: set[str] = field(default_factory=set)
+    hits: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    ttft_s: float = 0.0
+    e2e_s: float = 0.0
+    dead: bool = False
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+class EngineDouble:
+    """A context manager: serves on 127.0.0.1 until the block ends."""
+
+    def __init__(self, behaviour: Behaviour | None = None, port: int = 0) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.state = State()
+        double = self
+
+        class Handler(_Handler):
+            behaviour = double.behaviour
+            state = double.state
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> EngineDouble:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def count_tokens(messages: list[dict[str, Any]]) -> int:
+    """One token for a word, and the template's."""
+    return TEMPLATE_TOKENS + sum(len(str(message.get("content", "")).split()) for message in messages)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # As real servers: else the kernel holds a small chunk back until the one before is acknowledged.
+    disable_nagle_algorithm = True
+    behaviour: Behaviour
+    state: State
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = self.path
+        if path == "/health":
+            self._send(500 if self.state.dead else 200, b"", "text/plain")
+        elif path == "/version":
+            version = "0.1.0" if self._faulty("wrong_version") else self.behaviour.version
+            self._json(200, {"version": version})
+        elif path == "/metrics":
+            self._send(200, self._metrics().encode(), "text/plain; version=0.0.4")
+        elif path == "/v1/models":
+            if self._let_in():
+                self._json(200, {"object": "list", "data": [self._model()]})
+        else:
+            self._error(404, "Not Found")
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith("/v1") and not self._let_in():
+            return
+        if self.state.dead:
+            self._error(500, "EngineCore is dead")
+            return
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            self._broken()
+            return
+        if self.path == "/tokenize":
+            self._json(200, {"count": count_tokens(body["messages"]) + self._faulty("tokenize_off"), "tokens": []})
+        elif self.path == "/v1/chat/completions":
+            self._chat(body)
+        else:
+            self._error(404, "Not Found")
+
+    def _faulty(self, name: str) -> bool:
+        return name in self.behaviour.faults
+
+    def _let_in(self) -> bool:
+        key = self.behaviour.api_key
+        sent = self.headers.get("Authorization")
+        right = sent == f"Bearer {key}" and not self._faulty("refuses_key")
+        if key is None or self._faulty("no_auth") or right:
+            return True
+        self._json(401, {"error": "Unauthorized"})
+        return False
+
+    def _broken(self) -> None:
+        if self._faulty("dies_of_broken_json"):
+            self.state.dead = True
+        if self._faulty("broken_json_200"):
+            self._json(200, {})
+        elif self._faulty("broken_json_500"):
+            self._error(500, "Internal Server Error")
+        else:
+            self._error(400, "JSON decode error")
+
+    def _model(self) -> dict[str, Any]:
+        length = self.behaviour.max_model_len
+        return {
+            "id": "something-else" if self._faulty("wrong_model_id") else self.behaviour.model,
+            "object": "model",
+            "root": self.behaviour.root,
+            "max_model_len": length // 2 if self._faulty("wrong_length") else length,
+        }
+
+    def _chat(self, body: dict[str, Any]) -> None:
+        limit = self.behaviour.max_model_len
+        if body.get("model") != self.behaviour.model and not self._faulty("any_model"):
+            self._error(404, f"The model `{body.get('model')}` does not exist.")
+            return
+        prompt = count_tokens(body["messages"])
+        if prompt + body["max_tokens"] > limit:
+            if self._faulty("over_long_500"):
+                self._error(500, "Internal Server Error")
+            elif self._faulty("over_long_wordless"):
+                self._error(400, "Bad Request")
+            else:
+                self._error(400, f"This model's maximum context length is {limit} tokens. Your request has {prompt}.")
+            return
+        self._note_prefix(body, prompt)
+        tokens = body["max_tokens"] // 2 if self._faulty("few_tokens") else body["max_tokens"]
+        words = [] if self._faulty("empty_text") else [TEXT[place % len(TEXT)] + " " for place in range(tokens)]
+        started = time.monotonic()
+        if body.get("stream"):
+            first_s = self._stream(body, prompt, tokens, words)
+        else:
+            time.sleep(self.behaviour.ttft_s + self.behaviour.itl_s * (tokens - 1))
+            first_s = self.behaviour.ttft_s
+            message = {"role": "assistant", "content": "".join(words)}
+            answer: dict[str, Any] = {
+                "model": self.behaviour.model,
+                "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
+            }
+            if not self._faulty("no_usage"):
+                answer["usage"] = self._usage(prompt, tokens)
+            self._count(prompt, tokens, first_s, time.monotonic() - started)
+            self._json(200, answer)
+            return
+        self._count(prompt, tokens, first_s, time.monotonic() - started)
+
+    def _note_prefix(self, body: dict[str, Any], prompt: int) -> None:
+        salt = "" if self._faulty("cache_ignores_salt") else str(body.get("cache_salt", ""))
+        words = json.dumps(body["messages"]).split()
+        key = salt + (words[0] if self._faulty("cache_ignores_salt") else " ".join(words))
+        with self.state.lock:
+            self.state.requests.append(body)
+            if key in self.state.seen:
+                self.state.hits += prompt // 2
+            self.state.seen.add(key)
+
+    def _count(self, prompt: int, tokens: int, first_s: float, whole_s: float) -> None:
+        with self.state.lock:
+            self.state.finished += 1
+            self.state.prompt_tokens += prompt
+            self.state.generation_tokens += tokens
+            self.state.ttft_s += first_s
+            self.state.e2e_s += whole_s
+
+    def _usage(self, prompt: int, tokens: int) -> dict[str, int]:
+        total = prompt + tokens + self._faulty("usage_off")
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": total}
+
+    def _stream(self, body: dict[str, Any], prompt: int, tokens: int, words: list[str]) -> float:
+        options = body.get("stream_options") or {}
+        running = bool(options.get("continuous_usage_stats")) and not self._faulty("no_usage")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._write(b": a comment, as proxies send to keep the line open\n\n")
+        self._event(
+            self._delta({"role": "assistant", "content": ""}, None, self._usage(prompt, 0) if running else None)
+        )
+        step = self.behaviour.tokens_per_chunk
+        for made in range(0, tokens, step):
+            time.sleep(self.behaviour.itl_s if made else self.behaviour.ttft_s)
+            if made >= tokens // 2 and self._faulty("error_frame"):
+                self._event({"error": {"message": "EngineCore encountered an issue", "code": 500}})
+            if made >= tokens // 2 and self._faulty("reset_stream"):
+                self.close_connection = True
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return self.behaviour.ttft_s
+            done = min(made + step, tokens)
+            last = done == tokens
+            reason = ("abort" if self._faulty("aborted") else "length") if last else None
+            text = "".join(words[made:done])
+            self._event(self._delta({"content": text}, reason, self._usage(prompt, done) if running else None))
+        if not self._faulty("cut_stream"):
+            if options.get("include_usage") and not self._faulty("no_usage"):
+                usage = self._usage(prompt, tokens)
+                self._event({"model": self.behaviour.model, "choices": [], "usage": usage})
+            self._write(b"data: [DONE]\n\n")
+        self._write(b"")
+        return self.behaviour.ttft_s
+
+    def _delta(self, delta: dict[str, Any], reason: str | None, usage: dict[str, int] | None) -> dict[str, Any]:
+        chunk: dict[str, Any] = {
+            "object": "chat.completion.chunk",
+            "model": self.behaviour.model,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
+        }
+        return {**chunk, "usage": usage} if usage else chunk
+
+    def _event(self, body: dict[str, Any]) -> None:
+        data = f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
+        wide = next((place for place, byte in enumerate(data) if byte >= 0xC0), None)
+        if wide is None or not self.behaviour.cut_characters:
+            self._write(data)
+        else:
+            self._write(data[: wide + 1])
+            self._write(data[wide + 1 :])
+
+    def _write(self, piece: bytes) -> None:
+        """One HTTP chunk; an empty one ends the answer."""
+        self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        self.wfile.flush()
+
+    def _metrics(self) -> str:
+        if self._faulty("no_metrics"):
+            return "# nothing\n"
+        state, labels = self.state, '{engine="0",model_name="double"}'
+        values = {
+            "num_requests_running": 0,
+            "num_requests_waiting": 0,
+            "kv_cache_usage_perc": 0,
+            "prefix_cache_queries_total": state.prompt_tokens,
+            "prefix_cache_hits_total": state.hits,
+            "prompt_tokens_total": state.prompt_tokens,
+            "generation_tokens_total": state.generation_tokens,
+            "num_preemptions_total": 0,
+            "request_success_total": state.finished,
+            "time_to_first_token_seconds_sum": state.ttft_s,
+            "time_to_first_token_seconds_count": state.finished,
+            "inter_token_latency_seconds_sum": max(state.e2e_s - state.ttft_s, 0),
+            "inter_token_latency_seconds_count": max(state.generation_tokens - state.finished, 0),
+            "e2e_request_latency_seconds_sum": state.e2e_s,
+            "e2e_request_latency_seconds_count": state.finished,
+            "cache_config_info": 1,
+        }
+        return "# HELP of the double\n" + "".join(f"vllm:{name}{labels} {value}\n" for name, value in values.items())
+
+    def _error(self, status: int, message: str) -> None:
+        self._json(status, {"error": {"message": message, "code": status}})
+
+    def _json(self, status: int, body: Any) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

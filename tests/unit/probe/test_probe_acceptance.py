@@ -1,0 +1,173 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every check passes against an engine that is right, and fails against the one that is wrong in just that way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
+    parse_checks,
+    run_suite,
+    verdict,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.checks import (
+    CHECKS,
+    Context,
+    Planned,
+    public_version,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
+
+from tests.simulators.engine import FAULTS, Behaviour, EngineDouble
+
+ROOT = Path(__file__).parents[3]
+SMOKE = yaml.safe_load((ROOT / "suites/smoke.yml").read_text())["checks"]
+KEY = "sk-of-the-test"
+
+
+def accept(checks: list[Any] = SMOKE, key: str | None = KEY, required: bool = True, **how: Any) -> dict[str, Any]:
+    planned = Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=required)
+    with EngineDouble(Behaviour(api_key=key, **how)) as double, EngineClient(double.base_url, key) as client:
+        return run_suite("smoke", parse_checks(checks), Context(client, planned))
+
+
+def by_id(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {check["id"]: check for check in result["checks"]}
+
+
+def test_an_engine_that_is_right_passes_everything() -> None:
+    result = accept()
+    assert {check["id"]: check["status"] for check in result["checks"]} == dict.fromkeys(CHECKS, "passed")
+    assert (result["verdict"], result["passed"]) == ("passed", len(CHECKS))
+    assert [check["id"] for check in result["checks"]] == [line["id"] for line in SMOKE]
+
+
+def test_the_key_never_shows() -> None:
+    assert KEY not in str(accept())
+
+
+@pytest.mark.parametrize(
+    ("fault", "failing"),
+    [
+        ("wrong_model_id", {"served_model"}),
+        ("wrong_length", {"served_model"}),
+        ("wrong_version", {"engine_version"}),
+        ("empty_text", {"chat", "chat_stream", "alive"}),
+        ("usage_off", {"chat", "chat_stream", "alive"}),
+        ("no_usage", {"chat", "chat_stream", "prompt_tokens", "alive"}),
+        ("cut_stream", {"chat_stream"}),
+        ("reset_stream", {"chat_stream"}),
+        ("error_frame", {"chat_stream"}),
+        ("aborted", {"chat_stream"}),
+        ("tokenize_off", {"prompt_tokens"}),
+        ("over_long_500", {"over_long"}),
+        ("over_long_wordless", {"over_long"}),
+        ("any_model", {"unknown_model"}),
+        ("broken_json_200", {"broken_json"}),
+        ("broken_json_500", {"broken_json"}),
+        ("no_metrics", {"metrics"}),
+        ("no_auth", {"api_key"}),
+        ("few_tokens", {"chat", "chat_stream", "prompt_tokens", "alive"}),
+    ],
+)
+def test_each_fault_is_found(fault: str, failing: set[str]) -> None:
+    result = accept(faults=frozenset({fault}))
+    found = {check["id"] for check in result["checks"] if check["status"] == "failed"}
+    assert found - {"prompt_tokens"} == failing - {"prompt_tokens"}
+    if fault in ("tokenize_off", "no_usage"):
+        assert "prompt_tokens" in found
+    assert (result["verdict"], result["errors"]) == ("failed", 0)
+    for check in result["checks"]:
+        assert check["status"] == "passed" or (check["expected"] and check["found"] and check["remedy"])
+
+
+def test_the_tables_cover_every_fault() -> None:
+    elsewhere = {"refuses_key", "dies_of_broken_json", "cache_ignores_salt"}
+    here = {
+        mark.args[1][place][0] for mark in test_each_fault_is_found.pytestmark for place in range(len(mark.args[1]))
+    }
+    assert here | elsewhere == set(FAULTS)
+
+
+def test_a_refused_key_fails() -> None:
+    check = by_id(accept(["api_key"], faults=frozenset({"refuses_key"})))["api_key"]
+    assert check["status"] == "failed"
+    assert "401 with the right one" in check["found"]
+
+
+def test_an_engine_that_dies_of_a_bad_request_is_noticed_at_the_end() -> None:
+    result = accept(["broken_json", "alive"], faults=frozenset({"dies_of_broken_json"}))
+    assert by_id(result)["broken_json"]["status"] == "passed"
+    assert by_id(result)["alive"]["status"] == "failed"
+
+
+def test_without_a_key_the_check_is_skipped_and_says_why() -> None:
+    result = accept(key=None, required=False)
+    assert by_id(result)["api_key"]["status"] == "skipped"
+    assert "no API key" in by_id(result)["api_key"]["found"]
+    assert (result["verdict"], result["skipped"]) == ("passed", 1)
+
+
+def test_nothing_listening_is_a_failure_that_names_the_phase() -> None:
+    with EngineDouble() as double:
+        gone = double.base_url
+    with EngineClient(gone) as client:
+        result = run_suite("smoke", parse_checks(["chat"]), Context(client, Planned(["double"])))
+    assert result["verdict"] == "failed"
+    assert "phase connect" in result["checks"][0]["found"]
+
+
+def test_the_probes_own_fault_is_an_error() -> None:
+    with EngineDouble() as double, EngineClient(double.base_url) as client:
+        result = run_suite("x", parse_checks(["chat", "engine_version"]), Context(client, Planned([])))
+    assert by_id(result)["chat"]["status"] == "error"
+    assert result["verdict"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("checks", "words"),
+    [
+        ([], "no checks"),
+        (["chat", "no_such_check"], "no_such_check"),
+        (["chat", "chat"], "twice"),
+        ([{"id": "chat", "params": {"maxtokens": 3}}], "maxtokens"),
+        ([{"id": "chat", "severity": "low"}], "severity"),
+        ([{"id": "chat", "on_failure": "ignore"}], "ignore"),
+        ([{"name": "chat"}], "an id"),
+    ],
+)
+def test_a_suite_that_cannot_be_meant_is_refused(checks: list[Any], words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        parse_checks(checks)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ("p", "passed"),
+        ("ps", "passed"),
+        ("s", "error"),
+        ("pe", "error"),
+        ("pef", "failed"),
+        ("pd", "degraded"),
+        ("d", "degraded"),
+        ("de", "error"),
+        ("df", "failed"),
+    ],
+)
+def test_verdict(states: str, expected: str) -> None:
+    words = {"p": "passed", "s": "skipped", "e": "error", "f": "failed", "d": "failed"}
+    checks = [{"id": f"{letter}{place}", "status": words[letter]} for place, letter in enumerate(states)]
+    assert verdict(checks, {check["id"] for check in checks if check["id"][0] == "d"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("v0.32.0+cpu", "0.32.0"), ("0.32.0", "0.32.0"), ("0.33.0rc1+g12", "0.33.0rc1")]
+)
+def test_public_version(version: str, expected: str) -> None:
+    assert public_version(version) == expected

@@ -1,0 +1,137 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A benchmark counts only runs that are what was asked for, and says how it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark import (
+    Bench,
+    Params,
+    benchmark_verdict,
+    method,
+    parse_workload,
+    request_body,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
+
+from tests.simulators.engine import Behaviour, EngineDouble
+
+ROOT = Path(__file__).parents[3]
+B1, B2 = (yaml.safe_load((ROOT / f"workloads/{name}.yml").read_text()) for name in ("B1", "B2"))
+
+
+def bench(raw: dict[str, Any] = B2, params: dict[str, Any] | None = None, **how: Any) -> tuple[dict[str, Any], Any]:
+    workload = parse_workload(raw, {"output_tokens": 16, **(params or {})})
+    with EngineDouble(Behaviour(**how)) as double, EngineClient(double.base_url) as client:
+        return Bench(client, "double").run(workload), double.state.requests
+
+
+def test_a_good_run() -> None:
+    result, requests = bench(ttft_s=0.02, itl_s=0.005)
+    assert (result["status"], result["repeats"], len(result["runs"])) == ("passed", 3, 4)
+    assert (result["completion_tokens"], result["cached_prompt_tokens"]) == (16, 0)
+    assert result["ttft_ms"]["n"] == 3
+    assert result["ttft_p50_ms"] >= 20
+    assert result["e2e_p50_ms"] >= 95
+    assert 0 < result["decode_p50_tok_per_s"] <= 210
+    assert result["server"]["only_ours"]
+    assert len({request["cache_salt"] for request in requests}) == 4
+    assert len({request["messages"][0]["content"][:18] for request in requests}) == 4
+
+
+def test_a_slower_engine_measures_slower() -> None:
+    fast, slow = (bench(params={"repeats": 1}, itl_s=pause)[0] for pause in (0.001, 0.02))
+    assert slow["decode_p50_tok_per_s"] < fast["decode_p50_tok_per_s"]
+    assert slow["tpot_p50_ms"] > fast["tpot_p50_ms"]
+
+
+def test_chunks_of_several_tokens_do_not_change_the_count() -> None:
+    result, _ = bench(tokens_per_chunk=4, itl_s=0.005)
+    run = result["runs"][-1]
+    assert (run["completion_tokens"], run["token_chunks"]) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("few_tokens", "8 tokens were generated, 16 asked for"),
+        ("cache_ignores_salt", "not cold"),
+        ("cut_stream", "without"),
+        ("error_frame", "error inside"),
+        ("no_usage", "usage"),
+    ],
+)
+def test_a_run_that_is_not_what_was_asked_for_fails(fault: str, words: str) -> None:
+    result, _ = bench(faults=frozenset({fault}))
+    assert result["status"] == "failed"
+    assert words in " ".join(result["faults"])
+    assert benchmark_verdict({"B2": result}) == "failed"
+
+
+def test_without_metrics_the_proof_is_missing_not_zero() -> None:
+    result, _ = bench(faults=frozenset({"no_metrics"}), params={"repeats": 1, "warmups": 0})
+    assert result["status"] == "passed"
+    assert result["cached_prompt_tokens"] is None
+    assert result["server"] is None
+
+
+def test_prompts_have_the_length_that_was_asked_for() -> None:
+    result, _ = bench(params={"prompt_tokens": 200, "repeats": 2})
+    assert (result["status"], result["prompt_tokens"]) == ("passed", 200)
+
+
+def test_fewer_repeats_and_their_names() -> None:
+    assert parse_workload(B1, {"repeats": 5, "warmups": 0}).repeats == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "words"),
+    [
+        ({}, {"ouput_tokens": 3}, "ouput_tokens"),
+        ({"threads": 3}, {}, "threads"),
+        ({}, {"output_tokens": 0}, "output_tokens"),
+        ({}, {"output_tokens": True}, "output_tokens"),
+        ({}, {"repeats": 0}, "repeats"),
+        ({}, {"warmups": -1}, "warmups"),
+        ({"kind": "ladder"}, {}, "ladder"),
+        ({}, {"thinking": True}, "thinking"),
+        ({"params": {"prompt": "x"}}, {}, "output_tokens"),
+    ],
+)
+def test_a_workload_that_cannot_be_meant_is_refused(change: dict[str, Any], params: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        parse_workload({**B1, **change}, params)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "model_thinks", "sent"),
+    [
+        ("auto", False, None),
+        ("auto", True, True),
+        ("on", False, True),
+        ("off", True, False),
+        ("unset", True, None),
+    ],
+)
+def test_thinking_preset(thinking: str, model_thinks: bool, sent: bool | None) -> None:
+    body = request_body("m", Params("p", 8, thinking=thinking, sampling={"top_p": 0.9}), model_thinks, "salt", [])
+    assert body.get("chat_template_kwargs", {}).get("enable_thinking") is sent
+    assert (body["top_p"], body["ignore_eos"], body["cache_salt"]) == (0.9, True, "salt")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [(["passed"], "passed"), (["passed", "failed"], "failed"), ([], "error"), (["error"], "error")],
+)
+def test_verdict(states: list[str], expected: str) -> None:
+    assert benchmark_verdict({str(place): {"status": state} for place, state in enumerate(states)}) == expected
+
+
+def test_the_method_says_what_the_client_costs() -> None:
+    assert method("0.1.0")["client_parse_us_per_chunk"] > 0
