@@ -1,0 +1,243 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What socle asks of a container engine under systemd: one interface for Quadlet and, later, Docker.
+
+Private to socle.inference. Whatever systemd does is the same for both and lives here; a subclass adds the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+RUNNING = ("active", "activating", "reloading")
+
+PROPERTIES = (
+    "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,"
+    "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic"
+)
+
+
+def check_name(instance: str) -> str:
+    """The instance's name, or EngineError where it cannot be part of a unit's name."""
+    if not NAME.fullmatch(instance):
+        raise EngineError(
+            f"Cannot use '{instance}' as the name of an instance: expected at most 63 letters, digits, '_', '.' and"
+            " '-', starting with a letter or digit; rename it in vllm_instances."
+        )
+    return instance
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """What systemd says about an instance's unit, as of now."""
+
+    loaded: bool = False
+    active: str = "inactive"
+    sub: str = "dead"
+    result: str = "success"
+    restarts: int = 0
+    invocation_id: str = ""
+    job_pending: bool = False
+    exit_status: int | None = None
+    started_us: int | None = None
+    """Monotonic clock, when it last left "inactive"."""
+    active_us: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """Up, coming up, or waiting for systemd to start it again."""
+        return self.active in RUNNING
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a module's result."""
+        return {
+            "active": self.active,
+            "sub": self.sub,
+            "result": self.result,
+            "restarts": self.restarts,
+            "exit_status": self.exit_status,
+        }
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is present: its id, and the digests under which registries know it."""
+
+    id: str
+    repo_digests: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """One line of an instance's output."""
+
+    text: str
+    monotonic_us: int
+
+
+def parse_show(text: str) -> dict[str, UnitState]:
+    """Output of ``systemctl show`` for one or more units, by unit name."""
+    states = {}
+    for block in re.split(r"\n\s*\n", text.strip()):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if not values.get("Id"):
+            continue
+
+        def number(key: str, values: dict[str, str] = values) -> int:
+            return int(values[key]) if values.get(key, "").isdigit() else 0
+
+        states[values["Id"]] = UnitState(
+            loaded=values.get("LoadState") == "loaded",
+            active=values.get("ActiveState", "inactive"),
+            sub=values.get("SubState", "dead"),
+            result=values.get("Result", "success"),
+            restarts=number("NRestarts"),
+            invocation_id=values.get("InvocationID", ""),
+            job_pending=number("Job") > 0,
+            exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
+            started_us=number("InactiveExitTimestampMonotonic") or None,
+            active_us=number("ActiveEnterTimestampMonotonic") or None,
+        )
+    return states
+
+
+def parse_journal(text: str) -> tuple[list[JournalLine], str | None]:
+    """Output of ``journalctl -o json``: the lines, and the last one's cursor."""
+    lines: list[JournalLine] = []
+    cursor = None
+    for raw in text.splitlines():
+        try:
+            entry = json.loads(raw)
+        except ValueError:
+            continue
+        if not isinstance(entry, dict):
+            continue
+        cursor = entry.get("__CURSOR", cursor)
+        message = entry.get("MESSAGE")
+        if isinstance(message, list):  # journald's form for what is not plain text
+            message = bytes(byte for byte in message if isinstance(byte, int)).decode("utf-8", "replace")
+        if isinstance(message, str):
+            for line in message.splitlines():
+                lines.append(JournalLine(line, int(entry.get("__MONOTONIC_TIMESTAMP") or 0)))
+    return lines, cursor
+
+
+class Backend(ABC):
+    """A container engine whose instances are systemd services named ``vllm-<instance>.service``."""
+
+    name: str
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    # The engine's part
+
+    @abstractmethod
+    def unit_file(self, instance: str) -> Path:
+        """Where the file that defines the service is installed."""
+
+    @abstractmethod
+    def render(self, plan: dict[str, Any]) -> str:
+        """The unit's text; pure, the same plan gives the same text."""
+
+    @abstractmethod
+    def validate(self, instance: str, text: str) -> None:
+        """Raise EngineError with the tool's own words where the host would not accept this unit."""
+
+    @abstractmethod
+    def exec(self, instance: str, argv: Sequence[str], timeout_s: float = 60.0) -> Completed[str]:
+        """Run a command inside the instance's container."""
+
+    @abstractmethod
+    def check_health(self, instance: str) -> None:
+        """Let the engine run its health check now rather than at its next turn."""
+
+    @abstractmethod
+    def image(self, reference: str) -> Image | None:
+        """The image if it is present."""
+
+    @abstractmethod
+    def pull(self, reference: str, on_line: Callable[[str], None] | None = None) -> None:
+        """Fetch the image, or raise EngineError."""
+
+    @abstractmethod
+    def secret_mark(self, instance: str, name: str) -> str | None:
+        """The mark (HMAC) of the secret that the engine holds, None where it holds none."""
+
+    @abstractmethod
+    def put_secret(self, instance: str, name: str, value: str, mark: str) -> None:
+        """Give the engine a secret, in place of an earlier one."""
+
+    @abstractmethod
+    def remove_secret(self, instance: str, name: str) -> None:
+        """Take the secret away from the engine."""
+
+    # systemd's part
+
+    def service(self, instance: str) -> str:
+        """Name of the systemd service."""
+        return f"vllm-{check_name(instance)}.service"
+
+    def _systemctl(self, *argv: str, timeout_s: float = 60.0) -> Completed[str]:
+        done = self._runner(["systemctl", *argv], timeout_s=timeout_s)
+        if done.returncode != 0:
+            raise EngineError(
+                f"systemctl {' '.join(argv)} failed: {done.stderr.strip() or f'exit status {done.returncode}'}; look"
+                " at it with 'systemctl status' on the host.",
+                cmd=["systemctl", *argv],
+                rc=done.returncode,
+                stderr=done.stderr,
+            )
+        return done
+
+    def reload(self) -> None:
+        """Let systemd read the unit files again."""
+        self._systemctl("daemon-reload")
+
+    def restart(self, instance: str) -> None:
+        """Start the unit, stopping it first if it runs; returns at once. Earlier failures do not count against it."""
+        # Not an error when there is nothing to reset; manual restarts count towards the start limit as well.
+        self._runner(["systemctl", "reset-failed", self.service(instance)])
+        self._systemctl("restart", "--no-block", self.service(instance))
+
+    def stop(self, instance: str) -> None:
+        """Stop the unit and wait for it."""
+        self._systemctl("stop", self.service(instance), timeout_s=300.0)
+
+    def states(self, instances: Iterable[str]) -> dict[str, UnitState]:
+        """Unit state by instance; an unknown unit is inactive."""
+        names = list(instances)
+        if not names:
+            return {}
+        shown = self._systemctl("show", f"--property={PROPERTIES}", *(self.service(name) for name in names))
+        found = parse_show(shown.stdout)
+        return {name: found.get(self.service(name), UnitState()) for name in names}
+
+    def state(self, instance: str) -> UnitState:
+        """Unit state of one instance."""
+        return self.states([instance])[instance]
+
+    def follow(self, instance: str, since_us: int, cursor: str | None = None) -> tuple[list[JournalLine], str | None]:
+        """The unit's journal after *cursor*, or from the monotonic time *since_us* on; and the next cursor."""
+        argv = ["journalctl", "--unit", self.service(instance), "--no-pager", "--quiet", "-o", "json"]
+        if cursor:
+            argv += ["--after-cursor", cursor]
+        else:
+            # A coarse bound for speed; the exact one is the monotonic time, which no clock step can move.
+            age_s = time.monotonic() - since_us / 1e6
+            argv += ["--boot", f"--since=@{int(time.time() - age_s) - 5}"]
+        done = self._runner(argv)
+        lines, last = parse_journal(done.stdout)
+        return [line for line in lines if line.monotonic_us >= since_us], last or cursor

@@ -1,0 +1,164 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Running a command, and the few file operations that launches are made of. Private to socle.inference.
+
+Both are injected everywhere, so that a test can record them or interrupt between any two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable, Protocol
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+Completed = subprocess.CompletedProcess  # of str
+
+INSTALL = {
+    "podman": "install Podman 4.6 or newer with Quadlet (Debian and RHEL package 'podman')",
+    "systemctl": "the host must run systemd",
+    "journalctl": "the host must run systemd with its journal",
+}
+
+
+class Runner(Protocol):
+    """Runs an argument list, never a shell."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        input_text: str | None = None,
+        timeout_s: float = 60.0,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Completed[str]: ...
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    input_text: str | None = None,
+    timeout_s: float = 60.0,
+    on_line: Callable[[str], None] | None = None,
+) -> Completed[str]:
+    """The real runner. *on_line* gets every line of standard error as it comes, and "" about once a second."""
+    try:
+        if on_line is None:
+            return subprocess.run(
+                list(argv),
+                input=input_text,
+                stdin=subprocess.DEVNULL if input_text is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        return _run_watched(argv, timeout_s, on_line)
+    except FileNotFoundError as error:
+        tool = Path(argv[0]).name
+        raise EngineError(
+            f"Cannot run {tool} on this host: it is not installed; {INSTALL.get(tool, f'install {tool}')}.",
+            cmd=list(argv),
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            f"Gave up on '{' '.join(argv[:3])}' after {timeout_s:.0f} s: it did not end; see whether the host is"
+            " overloaded or the command hangs when run by hand.",
+            cmd=list(argv),
+        ) from error
+
+
+def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str], None]) -> Completed[str]:
+    deadline = time.monotonic() + timeout_s
+    output = {"stdout": b"", "stderr": b""}
+    with (
+        subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        assert process.stdout is not None and process.stderr is not None
+        selector.register(process.stdout, selectors.EVENT_READ, "stdout")
+        selector.register(process.stderr, selectors.EVENT_READ, "stderr")
+        pending = b""
+        try:
+            while selector.get_map():
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(list(argv), timeout_s)
+                ready = selector.select(1.0)
+                if not ready:
+                    on_line("")
+                for key, _events in ready:
+                    chunk = os.read(key.fd, 65536)
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                        continue
+                    output[key.data] += chunk
+                    if key.data == "stderr":
+                        *lines, pending = (pending + chunk).split(b"\n")
+                        for line in lines:
+                            on_line(line.decode("utf-8", "replace"))
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(
+        list(argv),
+        process.returncode,
+        output["stdout"].decode("utf-8", "replace"),
+        output["stderr"].decode("utf-8", "replace"),
+    )
+
+
+class Files:
+    """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
+
+    def read(self, path: Path) -> str | None:
+        """The text, or None where there is no such file."""
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: Path, text: str, mode: int = 0o644) -> None:
+        """Replace *path* whole; a reader sees the old text or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f".{path.name}.new")
+        with contextlib.suppress(FileNotFoundError):
+            staged.unlink()
+        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        staged.replace(path)
+
+    def make_folder(self, path: Path, texts: dict[str, str]) -> None:
+        """A new folder with these files; it appears whole or not at all."""
+        staged = path.with_name(f".{path.name}.new")
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for name, text in texts.items():
+            self.write(staged / name, text)
+        staged.replace(path)
+
+    def point(self, link: Path, target: str) -> None:
+        """Make *link* a symbolic link to *target* in one step."""
+        staged = link.with_name(f".{link.name}.new")
+        with contextlib.suppress(FileNotFoundError):
+            staged.unlink()
+        staged.symlink_to(target)
+        staged.replace(link)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or link; nothing happens when there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()

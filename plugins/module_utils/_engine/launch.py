@@ -1,0 +1,442 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Generations of instances on a host, and the launch that moves from one to the next. Private to socle.inference.
+
+Layout, under the folder of instances::
+
+    <name>/generations/<n>/plan.json, vllm-<name>.container, state.json
+    <name>/current   -> generations/<n>     what the installed unit is made of
+    <name>/accepted  -> generations/<n>     a link, so that there is at most one
+
+A launch may be killed between any two steps. What makes that safe: a generation notes "prepared" until its restart is
+about to be asked for, then "starting" with the invocation that runs at that moment, then "started". A rerun that finds
+"starting" and another invocation knows that the restart took place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Callable
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
+    NAME,
+    Backend,
+    UnitState,
+    check_name,
+)
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+SCHEMA = "socle.generation/1"
+
+
+def utc_now() -> str:
+    """Now as 2026-11-30T09:28:44Z."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class Generation:
+    """One plan as it was applied to the host."""
+
+    number: int
+    plan: dict[str, Any]
+    unit: str
+    state: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.plan.get("launch_fingerprint")
+
+    @property
+    def applied(self) -> str:
+        """prepared, starting or started."""
+        return str(self.state.get("applied", "prepared"))
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.state.get("verdict") == "failed")
+
+    def describe_failure(self) -> dict[str, Any]:
+        """For a result: which generation failed, when and why."""
+        return {
+            "generation": self.number,
+            "reason": self.state.get("reason"),
+            "at": self.state.get("verdict_at"),
+        }
+
+
+@dataclass
+class History:
+    """All that is on disk about one instance."""
+
+    generations: dict[int, Generation] = field(default_factory=dict)
+    current: int | None = None
+    accepted: int | None = None
+    warnings: list[str] = field(default_factory=list)
+    highest: int = 0
+
+    def status(self, number: int) -> str:
+        """prepared, starting, started, accepted or failed."""
+        generation = self.generations[number]
+        if generation.failed:
+            return "failed"
+        return "accepted" if number == self.accepted else generation.applied
+
+
+def _link(path: Path) -> int | None:
+    try:
+        target = path.readlink()
+    except OSError:
+        return None
+    return int(target.name) if target.name.isdigit() else None
+
+
+def read_history(folder: Path, files: Files) -> History:
+    """Read what is there; anything that cannot be read is skipped with a warning, never an error."""
+    history = History()
+    name = folder.name
+    try:
+        entries = sorted((folder / "generations").iterdir(), key=lambda path: path.name)
+    except OSError:
+        entries = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue  # left by a launch that was killed
+        if not entry.name.isdigit():
+            history.warnings.append(f"{entry} is not a generation of {name}: ignored.")
+            continue
+        number = int(entry.name)
+        history.highest = max(history.highest, number)
+        try:
+            plan = json.loads(files.read(entry / "plan.json") or "")
+            state = json.loads(files.read(entry / "state.json") or "")
+            unit = files.read(entry / f"vllm-{name}.container")
+        except (OSError, ValueError) as error:
+            history.warnings.append(f"Generation {entry} cannot be read ({error}): ignored.")
+            continue
+        if not isinstance(plan, dict) or not isinstance(state, dict) or unit is None or state.get("schema") != SCHEMA:
+            history.warnings.append(f"Generation {entry} is incomplete or of an unknown version: ignored.")
+            continue
+        history.generations[number] = Generation(number, plan, unit, state)
+    for link in ("current", "accepted"):
+        number_or_none = _link(folder / link)
+        if number_or_none in history.generations:
+            setattr(history, link, number_or_none)
+        elif (folder / link).is_symlink():
+            history.warnings.append(f"{folder / link} points to no readable generation: ignored.")
+    return history
+
+
+def _dump(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def argv_changes(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, list[str]]:
+    """Words of the command line that come or go; a flag is kept together with its value."""
+
+    def flags(plan: dict[str, Any]) -> list[str]:
+        grouped: list[str] = []
+        for word in plan.get("argv") or []:
+            if grouped and not word.startswith("--") and grouped[-1].startswith("--") and " " not in grouped[-1]:
+                grouped[-1] += f" {word}"
+            else:
+                grouped.append(str(word))
+        return grouped
+
+    old, new = flags(before or {}), flags(after)
+    return {"added": [word for word in new if word not in old], "removed": [word for word in old if word not in new]}
+
+
+class Launcher:
+    """Starts, stops and marks the instances of this host."""
+
+    def __init__(self, backend: Backend, instances_dir: Path, files: Files, now: Callable[[], str] = utc_now) -> None:
+        self._backend = backend
+        self._dir = instances_dir
+        self._files = files
+        self._now = now
+
+    @contextlib.contextmanager
+    def _lock(self, instance: str) -> Iterator[None]:
+        folder = self._dir / instance
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise EngineError(
+                    f"Cannot change {instance}: another run is changing it at this moment; wait for that run to end."
+                ) from error
+            yield
+
+    def _state_file(self, instance: str, number: int) -> Path:
+        return self._dir / instance / "generations" / str(number) / "state.json"
+
+    def _note(self, instance: str, generation: Generation, **changes: Any) -> None:
+        generation.state = {**generation.state, **changes}
+        self._files.write(self._state_file(instance, generation.number), _dump(generation.state))
+
+    def start(self, plan: dict[str, Any], retry: bool = False, check: bool = False) -> dict[str, Any]:
+        """Make this plan what runs; asks for at most one restart, and does not wait for it."""
+        instance = check_name(str(plan.get("instance") or ""))
+        if not plan.get("sealed") and not check:
+            raise EngineError(
+                f"Cannot launch {instance}: its plan is not sealed, so image and model are not proven; seal it first."
+            )
+        text = self._backend.render(_printable(plan))
+        self._backend.validate(instance, text)
+        if check:
+            return self._start(instance, plan, text, retry, check=True)
+        with self._lock(instance):
+            return self._start(instance, plan, text, retry, check=False)
+
+    def _start(self, instance: str, plan: dict[str, Any], text: str, retry: bool, check: bool) -> dict[str, Any]:
+        backend, files, folder = self._backend, self._files, self._dir / instance
+        history = read_history(folder, files)
+        fingerprint = plan.get("launch_fingerprint")
+        before = history.generations.get(history.current) if history.current else None
+
+        tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
+        last_try = max(tried, key=lambda item: item.number, default=None)
+        failed_before = last_try.describe_failure() if last_try and last_try.failed else None
+        if failed_before and not retry:
+            raise EngineError(
+                f"Will not start {instance} again with the same launch: generation {failed_before['generation']} of it"
+                f" failed ({failed_before['reason'] or 'no reason noted'}); change the instance, or repeat it with"
+                " '-e retry=true'.",
+                failed_before=failed_before,
+                launch_fingerprint=fingerprint,
+            )
+
+        unit_file = backend.unit_file(instance)
+        installed = files.read(unit_file)
+        unit = backend.state(instance)
+        if check and not plan.get("sealed"):
+            return self._guess(plan, text, before, installed, unit)
+
+        reuse = None
+        for number in (history.highest, history.current):
+            item = history.generations.get(number) if number else None
+            same = item is not None and item.fingerprint == fingerprint and item.unit == text
+            # An older generation is not revived; one that never got as far as "current" is finished.
+            if same and item is not None and (number == history.current or item.applied == "prepared"):
+                reuse = item
+                break
+        done_before = bool(
+            reuse
+            and reuse.applied == "starting"
+            and installed == text
+            and unit.running
+            and unit.invocation_id != reuse.state.get("invocation_before", "")
+        )
+        needed = not done_before and (
+            reuse is None or reuse.applied != "started" or installed != text or not unit.running
+        )
+        restarts = "restarted" if unit.running or unit.active == "deactivating" else "started"
+        result: dict[str, Any] = {
+            "changed": needed or done_before or bool(failed_before),
+            "action": restarts if needed or done_before else "none",
+            "generation": reuse.number if reuse else history.highest + 1,
+            "unit": str(unit_file),
+            "launch_fingerprint": fingerprint,
+            "failed_before": failed_before,
+            "argv_changes": argv_changes(before.plan if before else None, plan),
+            "unit_before": installed or "",
+            "unit_after": text,
+            "warnings": history.warnings,
+        }
+        if check:
+            if needed:
+                result["action"] = "would_restart" if restarts == "restarted" else "would_start"
+            return result
+
+        if reuse is None:
+            state = {"schema": SCHEMA, "applied": "prepared", "created_at": self._now(), "verdict": None}
+            reuse = Generation(history.highest + 1, plan, text, state)
+            files.make_folder(
+                folder / "generations" / str(reuse.number),
+                {"plan.json": _dump(plan), f"vllm-{instance}.container": text, "state.json": _dump(state)},
+            )
+        elif needed or reuse.failed:
+            forgiven = {"verdict": None, "reason": None, "verdict_at": None} if reuse.failed else {}
+            # Written before anything else changes: an interrupted run must not leave "started" behind.
+            self._note(instance, reuse, **({"applied": "prepared"} if needed else {}), **forgiven)
+        if needed:
+            if installed != text:
+                files.write(unit_file, text)
+            backend.reload()
+        if history.current != reuse.number:
+            files.point(folder / "current", f"generations/{reuse.number}")
+        if needed:
+            self._note(instance, reuse, applied="starting", invocation_before=backend.state(instance).invocation_id)
+            backend.restart(instance)
+        if needed or done_before:
+            self._note(instance, reuse, applied="started", started_at=self._now())
+        return result
+
+    def _guess(
+        self,
+        plan: dict[str, Any],
+        text: str,
+        before: Generation | None,
+        installed: str | None,
+        unit: UnitState,
+    ) -> dict[str, Any]:
+        """Check mode without a seal (image or model not yet there): compare what is known already."""
+        known = ("argv", "env", "image", "gpus", "port", "expose", "network", "shm_size_bytes", "secrets")
+        changed = not before or any(before.plan.get(key) != plan.get(key) for key in known) or not unit.running
+        action = ("would_restart" if unit.running else "would_start") if changed else "none"
+        return {
+            "changed": changed,
+            "action": action,
+            "generation": None,
+            "unit": str(self._backend.unit_file(str(plan["instance"]))),
+            "launch_fingerprint": None,
+            "failed_before": None,
+            "argv_changes": argv_changes(before.plan if before else None, plan),
+            "unit_before": installed or "",
+            "unit_after": text if changed else installed or "",
+            "warnings": [],
+        }
+
+    def stop(self, instance: str, check: bool = False) -> dict[str, Any]:
+        """Stop the instance; its unit stays and starts again at the next boot or launch."""
+        check_name(instance)
+        history = read_history(self._dir / instance, self._files)
+        # "failed" counts as stopped; "auto-restart" is among the running ones.
+        running = self._backend.state(instance).running
+        if running and not check:
+            with self._lock(instance):
+                self._backend.stop(instance)
+        action = ("would_stop" if check else "stopped") if running else "none"
+        current = history.generations.get(history.current) if history.current else None
+        return {
+            "changed": running,
+            "action": action,
+            "generation": history.current,
+            "unit": str(self._backend.unit_file(instance)),
+            "launch_fingerprint": current.fingerprint if current else None,
+            "failed_before": None,
+            "warnings": history.warnings,
+        }
+
+    def mark(
+        self,
+        instance: str,
+        verdict: str,
+        reason: str | None = None,
+        generation: int | None = None,
+        check: bool = False,
+    ) -> dict[str, Any]:
+        """Note that a generation (the current one) was accepted, or that it failed and why."""
+        folder = self._dir / check_name(instance)
+        history = read_history(folder, self._files)
+        number = generation if generation is not None else history.current
+        if number is None or number not in history.generations:
+            raise EngineError(
+                f"Cannot mark {f'generation {number}' if number else 'the current generation'} of {instance} as"
+                f" {verdict}: found {sorted(history.generations) or 'no generation'} under {folder}; deploy it first."
+            )
+        item = history.generations[number]
+        result: dict[str, Any] = {
+            "generation": number,
+            "unit": str(self._backend.unit_file(instance)),
+            "launch_fingerprint": item.fingerprint,
+            "failed_before": item.describe_failure() if item.failed else None,
+            "warnings": history.warnings,
+        }
+        if verdict == "accepted":
+            changed = history.status(number) != "accepted"
+        else:
+            changed = not item.failed or item.state.get("reason") != reason or history.accepted == number
+        if changed and not check:
+            with self._lock(instance):
+                if verdict == "accepted":
+                    self._note(instance, item, verdict=None, reason=None, verdict_at=None, accepted_at=self._now())
+                    self._files.point(folder / "accepted", f"generations/{number}")
+                else:
+                    self._note(instance, item, verdict="failed", reason=reason, verdict_at=self._now())
+                    if history.accepted == number:
+                        self._files.remove(folder / "accepted")
+        done = f"marked_{verdict}"
+        result.update(changed=changed, action=(f"would_be_{done}" if check else done) if changed else "none")
+        return result
+
+
+def _printable(plan: dict[str, Any]) -> dict[str, Any]:
+    """An unsealed plan with a stand-in for each mount whose source is not known yet."""
+    if plan.get("sealed"):
+        return plan
+    mounts = [{**mount, "source": mount.get("source") or "/known-once-sealed"} for mount in plan.get("mounts") or []]
+    return {**plan, "mounts": mounts}
+
+
+def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple[dict[str, Any], list[str]]:
+    """All instances of the host, with warnings about what is there and cannot be read."""
+    warnings: list[str] = []
+    histories: dict[str, History] = {}
+    try:
+        entries = sorted(instances_dir.iterdir(), key=lambda path: path.name)
+    except FileNotFoundError:
+        entries = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if not entry.is_dir() or not NAME.fullmatch(entry.name):
+            warnings.append(f"{entry} is not the folder of an instance: ignored.")
+            continue
+        history = read_history(entry, files)
+        warnings.extend(history.warnings)
+        if history.current is None:
+            warnings.append(f"{entry} has no current generation (a launch that did not get far, or foreign): ignored.")
+            continue
+        histories[entry.name] = history
+    states = backend.states(histories)
+    result = {}
+    for name, history in histories.items():
+        assert history.current is not None
+        current = history.generations[history.current]
+        state = states[name]
+        result[name] = {
+            "generation": current.number,
+            "status": history.status(current.number),
+            "failed_reason": current.state.get("reason") if current.failed else None,
+            "accepted_generation": history.accepted,
+            "generations": sorted(history.generations),
+            "launch_fingerprint": current.fingerprint,
+            "environment_fingerprint": current.plan.get("environment_fingerprint"),
+            "plan": current.plan,
+            "unit_active": state.active,
+            "unit_sub": state.sub,
+            "restarts": state.restarts,
+            "since": current.state.get("started_at"),
+            "active_since_monotonic_us": state.active_us if state.active == "active" else None,
+        }
+    return result, warnings
+
+
+def unit_diff(result: dict[str, Any], before: str, after: str) -> list[dict[str, str]]:
+    """For a module's diff: the unit's text, and the command line flag by flag."""
+    unit = str(result["unit"])
+    diff = [{"before_header": unit, "after_header": unit, "before": before, "after": after}] if before != after else []
+    changes = result.get("argv_changes") or {}
+    if changes.get("added") or changes.get("removed"):
+        flags = {key: "".join(f"{word}\n" for word in changes.get(key) or []) for key in ("removed", "added")}
+        diff.append(
+            {
+                "before_header": "engine arguments",
+                "after_header": "engine arguments",
+                "before": flags["removed"],
+                "after": flags["added"],
+            }
+        )
+    if result.get("action") != "none":
+        diff.append({"prepared": f"{result['action']}, generation {result.get('generation') or '(once sealed)'}\n"})
+    return diff

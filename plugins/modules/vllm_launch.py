@@ -1,0 +1,157 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Starts, stops or marks an instance."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_launch
+short_description: Starts, stops or marks an instance
+version_added: 0.1.0
+description:
+  - Turns a sealed plan into a unit, keeps plan and unit as a numbered generation, installs the unit and asks systemd
+    for a
+    start, without waiting for it. M(socle.inference.vllm_ready) does the waiting.
+  - Restarts at most once, and only if the launch fingerprint or the unit's text changed or the unit does not run. A run
+    that was killed at any point is continued by the next one.
+  - The unit is checked with the host's own Quadlet generator before it is installed.
+author:
+  - The socle authors (@socle-inference)
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+    details: Accepts a plan that is not sealed, and then compares what is known of it.
+  diff_mode:
+    support: full
+options:
+  instance:
+    description: Name of the instance; not needed with O(plan).
+    type: str
+  plan:
+    description: The sealed plan, needed to start.
+    type: dict
+  state:
+    description: Whether the instance shall run. A stopped instance keeps its unit and starts again at the next boot.
+    type: str
+    choices: [started, stopped]
+    default: started
+  retry:
+    description: Whether to start again what failed before with the same launch fingerprint.
+    type: bool
+    default: false
+  mark:
+    description: Note that a generation was accepted or failed, instead of starting or stopping anything.
+    type: str
+    choices: [accepted, failed]
+  generation:
+    description: The generation to mark; the current one when omitted.
+    type: int
+  reason:
+    description: Why the generation failed, in one sentence.
+    type: str
+  state_dir:
+    description: Folder of socle's state on the host.
+    type: path
+    default: /var/lib/socle
+"""
+
+EXAMPLES = r"""
+- name: Launch the instance
+  socle.inference.vllm_launch:
+    plan: "{{ sealed.plan }}"
+
+- name: Mark the running generation as accepted
+  socle.inference.vllm_launch:
+    instance: chat
+    mark: accepted
+
+- name: Stop the instance
+  socle.inference.vllm_launch:
+    instance: chat
+    state: stopped
+"""
+
+RETURN = r"""
+action:
+  description:
+    - What was done. One of V(started), V(restarted), V(stopped), V(marked_accepted), V(marked_failed), V(none); in
+      check
+      mode V(would_start), V(would_restart), V(would_stop), V(would_be_marked_accepted), V(would_be_marked_failed),
+      V(none).
+  returned: success
+  type: str
+generation:
+  description: Number of the generation; null where there is none, and in check mode with a plan that is not sealed.
+  returned: success
+  type: int
+unit:
+  description: Path of the unit file.
+  returned: success
+  type: str
+launch_fingerprint:
+  description: Launch fingerprint of the generation.
+  returned: success
+  type: str
+failed_before:
+  description: Generation, reason and time of the earlier failure with the same launch fingerprint, or null.
+  returned: always
+  type: dict
+argv_changes:
+  description: Flags that were added to and removed from the engine's command line.
+  returned: when started
+  type: dict
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, unit_diff
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "instance": {"type": "str"},
+            "plan": {"type": "dict"},
+            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "retry": {"type": "bool", "default": False},
+            "mark": {"type": "str", "choices": ["accepted", "failed"]},
+            "generation": {"type": "int"},
+            "reason": {"type": "str"},
+            "state_dir": {"type": "path", "default": "/var/lib/socle"},
+        },
+        required_one_of=[("instance", "plan")],
+        supports_check_mode=True,
+    )
+    params = module.params
+    launcher = Launcher(QuadletBackend(run), Path(params["state_dir"]) / "instances", Files())
+    instance = params["instance"] or params["plan"].get("instance") or ""
+    try:
+        if params["mark"]:
+            result = launcher.mark(
+                instance, params["mark"], params["reason"], params["generation"], check=module.check_mode
+            )
+        elif params["state"] == "stopped":
+            result = launcher.stop(instance, check=module.check_mode)
+        elif params["plan"] is None:
+            module.fail_json(msg=f"Cannot start {instance}: no plan was given; give the sealed plan as 'plan'.")
+        else:
+            result = launcher.start(params["plan"], retry=params["retry"], check=module.check_mode)
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    before, after = result.pop("unit_before", ""), result.pop("unit_after", "")
+    for warning in result.pop("warnings", []):
+        module.warn(warning)
+    if module._diff:
+        result["diff"] = unit_diff(result, before, after)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

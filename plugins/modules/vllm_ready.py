@@ -1,0 +1,159 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Waits until an instance serves, or says why it does not."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_ready
+short_description: Waits until an instance serves, or says why it does not
+version_added: 0.1.0
+description:
+  - Waits until the unit is active, C(/health) answers, the models are listed and one token was generated. An
+    instance that
+    serves already is noticed at once.
+  - Meanwhile reads the engine's log. At the first line that is known to be fatal, stops the unit and fails with what
+    the line
+    means and what to do; likewise when the unit failed, restarts again and again, or takes too long.
+  - Calls the instance directly on its own host, never by a proxy.
+author:
+  - The socle authors (@socle-inference)
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+    details: Looks once, neither waits nor stops anything, and does not fail where the instance does not serve.
+  diff_mode:
+    support: none
+options:
+  instance:
+    description: Name of the instance; not needed with O(plan).
+    type: str
+  plan:
+    description: The plan; gives name, port, address, served names and time limit where these are not given.
+    type: dict
+  port:
+    description: Port of the instance.
+    type: int
+  address:
+    description: Address at which it answers on its own host; that of O(plan), or V(127.0.0.1).
+    type: str
+  served_names:
+    description: Names under which the model must be listed.
+    type: list
+    elements: str
+  api_key:
+    description: The API key, where the instance has one.
+    type: str
+  timeout_s:
+    description: Time limit; that of O(plan), or V(1800).
+    type: int
+  progress_path:
+    description: Internal; set by the action plugin.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Wait until the instance serves
+  socle.inference.vllm_ready:
+    plan: "{{ sealed.plan }}"
+    api_key: "{{ vllm_instances.chat.api_key | default(omit) }}"
+"""
+
+RETURN = r"""
+ready:
+  description: Whether the instance serves; false only in check mode.
+  returned: success
+  type: bool
+ready_s:
+  description: Seconds from the start of the unit until it was active, or null.
+  returned: when ready
+  type: float
+waited_s:
+  description: Seconds that this module waited.
+  returned: when ready
+  type: float
+milestones:
+  description:
+    - What the engine's log told on the way, by name, each with C(at_s), seconds after the start of the unit. Empty
+      for an
+      instance that served already.
+  returned: always
+  type: dict
+engine_version:
+  description: Version of vLLM.
+  returned: when ready
+  type: str
+models:
+  description: What it serves, each with C(id), C(root) and C(max_model_len).
+  returned: when ready
+  type: list
+  elements: dict
+max_model_len:
+  description: Context length.
+  returned: when ready
+  type: int
+kv_cache:
+  description: C(num_gpu_blocks), C(block_size) and C(kv_cache_size_tokens) (vLLM 0.24 and newer) from the metrics.
+  returned: when ready
+  type: dict
+unit:
+  description: State of the unit.
+  returned: always
+  type: dict
+diagnosis:
+  description: C(id), C(sentence), C(remedy) and C(line) of the cause.
+  returned: on failure
+  type: dict
+excerpt:
+  description: Lines of the engine's log that end with the cause, or its last lines.
+  returned: on failure
+  type: list
+  elements: str
+stopped:
+  description: Whether the unit was stopped.
+  returned: on failure
+  type: bool
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.ready import await_instance
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "instance": {"type": "str"},
+            "plan": {"type": "dict"},
+            "port": {"type": "int"},
+            "address": {"type": "str"},
+            "served_names": {"type": "list", "elements": "str"},
+            "api_key": {"type": "str", "no_log": True},
+            "timeout_s": {"type": "int"},
+            "progress_path": {"type": "path"},
+        },
+        required_one_of=[("instance", "plan"), ("port", "plan")],
+        supports_check_mode=True,
+    )
+    try:
+        result = await_instance(
+            QuadletBackend(run),
+            {key: module.params[key] for key in ("instance", "port", "address", "served_names", "timeout_s")},
+            module.params["plan"],
+            module.params["api_key"],
+            progress=Progress(module.params["progress_path"]),
+            check=module.check_mode,
+        )
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
