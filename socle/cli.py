@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """socle <verb>: runs the collection's playbook of that name.
 
-All options after the verb go to ansible-playbook as they are: -i, --limit, -e, --check, --diff, -v mean what they do there.
+All options after the verb go to ansible-playbook as they are: -i, --limit, -e, --check mean what they do there.
 """
 
 from __future__ import annotations

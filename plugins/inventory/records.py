@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.inventory import BaseInventoryPlugin
-from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER
+from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER, records_root
 from ansible_collections.socle.inference.plugins.module_utils._records.files import read_tree, summarise
 from ansible_collections.socle.inference.plugins.module_utils._records.state import groups_of, host_state
 
@@ -18,8 +18,8 @@ version_added: 0.1.0
 author:
   - The socle authors (@socle-inference)
 description:
-  - Reads the records in C(.socle/records) beside its file and gives each host that the inventory already has the
-    variable C(socle_state), what is known of its instances; and the groups C(accepted), C(unaccepted) and C(drifted).
+  - Reads the records in C(.socle/records) of the inventory's folder and gives each host that the inventory already has
+    the variable C(socle_state), what is known of its instances; and the groups C(accepted), C(unaccepted), C(drifted).
   - C(socle_state.instances.<name>) has C(accepted), C(accepted_at), C(verdict), C(fingerprint), C(generation),
     C(acceptance) (C(passed), C(failed), C(skipped), C(failed_checks)), C(benchmark) by workload, C(capacity),
     C(environment) and C(drift), a list of C(item), C(expected), C(found).
@@ -59,15 +59,21 @@ class InventoryModule(BaseInventoryPlugin):
     def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
         super().parse(inventory, loader, path, cache)
         self._read_config_data(path)
-        root = Path(path).parent / STATE_FOLDER / "records"
         for group in GROUPS:
             inventory.add_group(group)
-        tree, skipped = read_tree(root, list(inventory.hosts), newest=self.get_option("newest"))
-        for host, records in sorted(tree.items()):
-            state = host_state(records)
-            inventory.set_variable(host, "socle_state", state)
-            for group in groups_of(state):
-                inventory.add_child(group, host)
-        warning = summarise(skipped, str(root))
-        if warning:
-            self.display.warning(warning)
+        # The rule by which record and records_collect choose the folder, so that both ends agree.
+        hosts_of: dict[Path, list[str]] = {Path(path).parent / STATE_FOLDER / "records": []}
+        for name, host in inventory.hosts.items():
+            root = records_root(host.vars.get("inventory_dir"))
+            if root is not None:
+                hosts_of.setdefault(root, []).append(name)
+        for root, hosts in hosts_of.items():
+            tree, skipped = read_tree(root, hosts, newest=self.get_option("newest"))
+            for name, records in sorted(tree.items()):
+                state = host_state(records)
+                inventory.set_variable(name, "socle_state", state)
+                for group in groups_of(state):
+                    inventory.add_child(group, name)
+            warning = summarise(skipped, str(root))
+            if warning:
+                self.display.warning(warning)

@@ -16,7 +16,8 @@ COLLECTION_ROOT = Path(__file__).parents[3]
 
 def records_root(inventory_dir: Any) -> Path | None:
     """The folder of records for a host whose variable inventory_dir is given; None for a host from no file."""
-    if not inventory_dir or not isinstance(inventory_dir, str):
+    # Ansible gives a host from "-i host," the text "None".
+    if not isinstance(inventory_dir, str) or not Path(inventory_dir).is_absolute():
         return None
     path = Path(inventory_dir)
     if not path.is_dir():

@@ -48,13 +48,15 @@ def read_text(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Invalid("not a readable file", str(error)) from error
-    with os.fdopen(descriptor, "rb") as handle:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Invalid("not a readable file", "not a regular file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as handle:
             content = handle.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise Invalid("not a readable file", str(error)) from error
+    except OSError as error:
+        raise Invalid("not a readable file", str(error)) from error
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_BYTES:
         raise Invalid("too large", f"more than {MAX_BYTES} bytes")
     try:

@@ -147,8 +147,11 @@ def _state(
     if name not in declared:
         return "unmanaged"
     unit = live.get("unit_active")
+    if live.get("unit_sub") == "auto-restart":
+        return "restarting"
     if unit != "active":
-        return UNIT_STATES.get(str(unit), "unknown")
+        # systemd forgets a failure at the next stop; the generation remembers it.
+        return "failed" if live.get("status") == "failed" else UNIT_STATES.get(str(unit), "unknown")
     if any(item["item"] == "running" for item in live_drift(known, live)) or not known.get("accepted"):
         return "unaccepted"
     return "degraded" if known.get("verdict") == "degraded" else "accepted"
