@@ -86,6 +86,23 @@ def run_suite(
     }
 
 
+def preview(suite: str, wanted: Sequence[Wanted]) -> dict[str, Any]:
+    """What check mode shows: the checks that would run, and no verdict."""
+    checks = [
+        {
+            "id": check.id,
+            "status": "would_run",
+            "expected": CHECKS[check.id].question,
+            "found": None,
+            "remedy": None,
+            "evidence": [],
+            "duration_ms": None,
+        }
+        for check in wanted
+    ]
+    return {"suite": suite, "verdict": None, "passed": 0, "failed": 0, "skipped": 0, "errors": 0, "checks": checks}
+
+
 def verdict(checks: Sequence[dict[str, Any]], degrading: set[str]) -> str:
     """A wrong engine is wrong, whatever else broke; a broken probe, or no check that passed, proves nothing."""
     failed = {check["id"] for check in checks if check["status"] == "failed"}

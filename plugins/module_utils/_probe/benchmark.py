@@ -9,19 +9,19 @@ import json
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe import exposition, measures
-from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
+from ansible_collections.socle.inference.plugins.module_utils._probe.client import HTTPX_VERSION, EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import (
     Messages,
     messages_of_length,
     unique_messages,
 )
-from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import TraceReader
 
 HITS = "vllm:prefix_cache_hits_total"
 FINISHED = "vllm:request_success_total"
@@ -291,6 +291,49 @@ def _common(runs: list[dict[str, Any]], key: str) -> int | None:
     return max((run[key] for run in runs if run.get(key) is not None), default=None)
 
 
+def parse_workloads(entries: Sequence[Any], params: Mapping[str, Mapping[str, Any]] | None = None) -> list[Workload]:
+    """All workloads of a run; none at all, or one twice, is refused."""
+    changes = params or {}
+    workloads: list[Workload] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise ProbeError(f"A workload must be a map with a name; found {entry!r}.")
+        change = changes.get(entry["name"]) or {}
+        if not isinstance(change, Mapping):
+            raise ProbeError(f"The changes to the workload {entry['name']!r} must be a map; found {change!r}.")
+        workloads.append(parse_workload(entry, change))
+    names = [workload.name for workload in workloads]
+    if not names or len(set(names)) < len(names):
+        raise ProbeError(f"Each workload must be named once, and one at least; found {', '.join(names) or 'none'}.")
+    return workloads
+
+
+def run_all(bench: Bench, workloads: Sequence[Workload]) -> dict[str, Any]:
+    """The whole benchmark. Where the probe itself breaks, that workload says so and the others still run."""
+    results: dict[str, dict[str, Any]] = {}
+    for workload in workloads:
+        try:
+            results[workload.name] = bench.run(workload)
+        except ProbeError as error:
+            results[workload.name] = {"status": "error", "faults": [error.message], "evidence": error.fields}
+        except EngineFault as fault:
+            results[workload.name] = {"status": "failed", "faults": [fault.message], "evidence": fault.fields}
+    return {"verdict": benchmark_verdict(results), "workloads": results, "method": method(workloads)}
+
+
+def preview(workloads: Sequence[Workload]) -> dict[str, Any]:
+    """What check mode shows: the workloads that would run, and no verdict."""
+    shown = {
+        workload.name: {
+            "status": "would_run",
+            "repeats": workload.repeats,
+            "params": dataclasses.asdict(workload.params),
+        }
+        for workload in workloads
+    }
+    return {"verdict": None, "workloads": shown, "method": None}
+
+
 def benchmark_verdict(workloads: Mapping[str, Mapping[str, Any]]) -> str:
     """failed when a workload failed, error when there was none or the probe broke, else passed."""
     states = {result["status"] for result in workloads.values()}
@@ -314,15 +357,18 @@ def parse_cost_us(chunks: int = 500) -> float:
     return round((time.process_time_ns() - started) / chunks / 1000, 1)
 
 
-def method(client_version: str) -> dict[str, Any]:
+def method(workloads: Sequence[Workload]) -> dict[str, Any]:
     """How the figures were taken, for the record."""
     clock = time.get_clock_info("monotonic")
     return {
         "client": "socle-probe (httpx, one request at a time, streamed)",
-        "client_version": client_version,
+        "client_version": HTTPX_VERSION,
         "python": platform.python_version(),
         "clock": f"{clock.implementation}, resolution {clock.resolution:g} s",
         "concurrency": 1,
+        "repeats": {workload.name: workload.repeats for workload in workloads},
+        "warmups": {workload.name: workload.warmups for workload in workloads},
+        "prompt_tokens": {workload.name: workload.params.prompt_tokens for workload in workloads},
         "tokens_from": "server usage",
         "definitions": {
             "ttft": "t_first_token - t_sent; the role chunk does not count",
@@ -334,6 +380,3 @@ def method(client_version: str) -> dict[str, Any]:
         },
         "client_parse_us_per_chunk": parse_cost_us(),
     }
-
-
-__all__ = ["Bench", "Params", "Trace", "Workload", "benchmark_verdict", "method", "parse_workload"]

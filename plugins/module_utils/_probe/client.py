@@ -25,8 +25,10 @@ try:
     import httpx
 
     HTTPX_IMPORT_ERROR = None
+    HTTPX_VERSION: str | None = httpx.__version__
 except ImportError:
     HTTPX_IMPORT_ERROR = traceback.format_exc()
+    HTTPX_VERSION = None
 
 REQUEST_EXCERPT = 500
 ANSWER_EXCERPT = 2000

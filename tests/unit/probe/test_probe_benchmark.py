@@ -13,9 +13,10 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark i
     Bench,
     Params,
     benchmark_verdict,
-    method,
     parse_workload,
+    parse_workloads,
     request_body,
+    run_all,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
@@ -133,5 +134,19 @@ def test_verdict(states: list[str], expected: str) -> None:
     assert benchmark_verdict({str(place): {"status": state} for place, state in enumerate(states)}) == expected
 
 
-def test_the_method_says_what_the_client_costs() -> None:
-    assert method("0.1.0")["client_parse_us_per_chunk"] > 0
+def test_a_whole_benchmark_says_how_it_was_done() -> None:
+    changes = {"B1": {"output_tokens": 4}, "B2": {"output_tokens": 8, "prompt_tokens": 3}}
+    with EngineDouble() as double, EngineClient(double.base_url) as client:
+        result = run_all(Bench(client, "double"), parse_workloads([B1, B2], changes))
+    assert result["workloads"]["B1"]["status"] == "passed"
+    # No prompt is shorter than its question: the probe's own fault, not the engine's.
+    assert result["workloads"]["B2"]["status"] == "error"
+    assert result["verdict"] == "error"
+    assert result["method"]["repeats"] == {"B1": 3, "B2": 3}
+    assert result["method"]["client_parse_us_per_chunk"] > 0
+
+
+@pytest.mark.parametrize("entries", [[], ["B1"], [B1, B1], [{"kind": "generation"}]])
+def test_workloads_that_cannot_be_meant_are_refused(entries: list[Any]) -> None:
+    with pytest.raises(ProbeError):
+        parse_workloads(entries)
