@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Optional
+from pathlib import Path
 
 INTERVAL_S = 1.0
 
@@ -22,7 +22,7 @@ class Progress:
     With no path it only remembers the state. *done* and *total* are counts of *unit* ("B" for bytes).
     """
 
-    def __init__(self, path: Optional[str] = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._started = clock()
@@ -33,10 +33,10 @@ class Progress:
     def update(
         self,
         phase: str,
-        done: Optional[int] = None,
-        total: Optional[int] = None,
-        unit: Optional[str] = None,
-        detail: Optional[str] = None,
+        done: int | None = None,
+        total: int | None = None,
+        unit: str | None = None,
+        detail: str | None = None,
     ) -> None:
         """Note the state; *phase* is a short word for a person ("downloading", "waiting")."""
         now = self._clock()
@@ -62,6 +62,6 @@ class Progress:
         staged = f"{self._path}.{os.getpid()}"
         # Exclusive and without following links: the folder may be one that everybody writes to.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(staged, flags, 0o644), "w", encoding="utf-8") as handle:
+        with os.fdopen(os.open(staged, flags, 0o644), "w", encoding="utf-8") as handle:
             json.dump(state, handle)
-        os.replace(staged, self._path)
+        Path(staged).replace(self._path)

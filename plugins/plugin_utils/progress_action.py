@@ -13,6 +13,7 @@ import json
 import secrets
 import shlex
 import threading
+import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -64,8 +65,6 @@ def format_progress(state: dict[str, Any]) -> str:
         parts.append(f"{format_duration(state['left_s'])} left")
     if state.get("detail"):
         parts.append(str(state["detail"]))
-    if state.get("elapsed_s") is not None:
-        parts.append(f"after {format_duration(state['elapsed_s'])}")
     return ", ".join(parts)
 
 
@@ -112,6 +111,7 @@ class ProgressActionBase(ActionBase):
         # A copy, since the module's own command keeps the original busy. The file is readable for everyone.
         connection = copy.copy(self._connection)
         connection.become = None
+        started = time.monotonic() - QUIET_S
         while not ended.wait(PERIOD_S):
             try:
                 status, stdout, _stderr = connection.exec_command(f"cat {shlex.quote(path)}", sudoable=False)
@@ -121,4 +121,6 @@ class ProgressActionBase(ActionBase):
                 display.vv(f"{host}: progress not readable: {error}")
                 continue
             if state:
-                display.display(f"  [{host}] {self._task.action.rsplit('.', 1)[-1]}: {format_progress(state)}")
+                name = self._task.action.rsplit(".", 1)[-1]
+                waited = format_duration(time.monotonic() - started)
+                display.display(f"  [{host}] {name}: {format_progress(state)}, after {waited}")

@@ -1,0 +1,38 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters of role virtual_lab: hosts from the inventory, missing programs, what a build will take."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+
+def lab_hosts(names: list[str], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The hosts *names* as role virtual_lab takes them."""
+    return [{"name": name, "publish": hostvars[name].get("virtual_lab_publish", [])} for name in names]
+
+
+def missing_programs(programs: list[str]) -> bool:
+    """Whether this machine lacks any of *programs*."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return any(shutil.which(program, path=path) is None for program in programs)
+
+
+def lab_expectation(plan: Mapping[str, Any], directory: str) -> list[str]:
+    """Lines that tell a person what module virtual_lab is about to do, from what its check mode returned."""
+    lines = []
+    if plan["build"]:
+        names = ", ".join(step["name"] for step in plan["build"])
+        lines.append(
+            f"Building {names}: up to {plan['gib']} GiB below {directory}, "
+            f"about {plan['minutes']:.0f} min on two cores."
+        )
+    lines += [f"Then: {what}." for what in plan["containers"]]
+    return lines
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"lab_hosts": lab_hosts, "missing_programs": missing_programs, "lab_expectation": lab_expectation}

@@ -1,0 +1,277 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lab's running parts: hosts with systemd and SSH, and the model hub. Private to socle.inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import LabError
+from ansible_collections.socle.inference.plugins.module_utils._lab.images import content_key
+from ansible_collections.socle.inference.plugins.module_utils._lab.machine import Machine
+from ansible_collections.socle.inference.plugins.module_utils._lab.podman import Argument, LabPodman, run_program
+
+NETWORK = "socle-lab"
+HUB = "socle-lab-hub"
+HUB_ALIAS = "lab-hub"
+HUB_PORT = 8090
+BOOT_TIMEOUT_S = 60
+HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One lab host; *publish* maps ports of 127.0.0.1 on this machine to ports of the host."""
+
+    name: str
+    publish: tuple[tuple[int, int], ...]
+
+    @property
+    def container(self) -> str:
+        return f"{NETWORK}-{self.name}"
+
+    @property
+    def ssh_port(self) -> int | None:
+        return next((outer for outer, inner in self.publish if inner == 22), None)
+
+
+def parse_hosts(hosts: list[dict[str, Any]]) -> list[Host]:
+    """Validate the hosts that the inventory asks for: names, an SSH port each, no port twice."""
+    parsed = []
+    taken: dict[int, str] = {}
+    for entry in hosts:
+        name = entry["name"]
+        if not HOST_NAME.fullmatch(name):
+            raise LabError(
+                f"Lab host {name!r} cannot be built, since its name is not a host name; "
+                f"use lower-case letters, digits and dashes."
+            )
+        publish = tuple((int(item["host_port"]), int(item["port"])) for item in entry["publish"])
+        host = Host(name, publish)
+        if host.ssh_port is None:
+            raise LabError(
+                f"Lab host {name} publishes no SSH port, so that Ansible could not reach it; "
+                f"add {{host_port: <free port>, port: 22}} to its virtual_lab_publish."
+            )
+        for outer, _inner in publish:
+            if not 0 < outer < 65536:
+                raise LabError(f"Lab host {name} publishes port {outer}, which is not a port; use 1 to 65535.")
+            if outer in taken:
+                raise LabError(
+                    f"Lab hosts {taken[outer]} and {name} both publish port {outer} of this machine; "
+                    f"give one of them another port."
+                )
+            taken[outer] = name
+        parsed.append(host)
+    return parsed
+
+
+def run_arguments(host: Host, machine: Machine, image: str, engine_store: Path) -> list[Argument]:
+    """`podman run` of a host: real systemd, nested containers, the engine image read-only."""
+    if machine.privileged:
+        rights = ["--privileged"]
+    else:
+        # What a nested Podman needs. CAP_SYS_RESOURCE would have to be ours to give.
+        rights = ["--cap-add=all", *([] if machine.sys_resource else ["--cap-drop=SYS_RESOURCE"])]
+        rights += [f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "unmask=all")]
+        rights += ["--device=/dev/fuse", "--device=/dev/net/tun"]
+    ports = [f"--publish=127.0.0.1:{outer}:{inner}" for outer, inner in host.publish]
+    return [
+        "run",
+        "--detach",
+        f"--name={host.container}",
+        f"--hostname={host.name}",
+        f"--network={NETWORK}",
+        f"--network-alias={host.name}",
+        *ports,
+        *rights,
+        "--cgroupns=private",
+        "--systemd=always",
+        "--stop-timeout=30",
+        f"--volume={host.container}:/var/lib/containers",
+        f"--volume={engine_store}:/srv/engine-store:ro",
+        image,
+        "/sbin/init",
+    ]
+
+
+def hub_arguments(image: str, source: Path, models: Path) -> list[Argument]:
+    """`podman run` of the hub: the simulator over the lab's model directory."""
+    return [
+        "run",
+        "--detach",
+        f"--name={HUB}",
+        f"--network={NETWORK}",
+        f"--network-alias={HUB_ALIAS}",
+        "--stop-timeout=2",
+        f"--volume={source}:/srv/hub:ro",
+        f"--volume={models}:/srv/models:ro",
+        image,
+        "python3",
+        "/srv/hub/server.py",
+        "--root=/srv/models",
+        "--bind=0.0.0.0",
+        f"--port={HUB_PORT}",
+    ]
+
+
+def arguments_key(arguments: list[Argument]) -> str:
+    return content_key(*(str(word) for word in arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """What has to happen to one container: nothing, start, create, or recreate."""
+
+    container: str
+    kind: str
+    arguments: tuple[Argument, ...] = ()
+
+
+def plan_containers(wanted: dict[str, list[Argument]], found: dict[str, dict[str, Any]]) -> list[Action]:
+    """Compare *wanted* (`podman run` arguments by container name) with what `podman ps` *found*; hub and hosts alike.
+
+    A container that was made by other arguments is recreated: image, ports and mounts cannot change under it.
+    """
+    actions = []
+    for name, arguments in wanted.items():
+        entry = found.get(name)
+        key = arguments_key(arguments)
+        if entry is None:
+            kind = "create"
+        elif (entry.get("Labels") or {}).get("socle.key") != key:
+            kind = "recreate"
+        elif entry.get("State") != "running":
+            kind = "start"
+        else:
+            kind = "none"
+        labelled = [arguments[0], f"--label=socle.key={key}", *arguments[1:]]
+        actions.append(Action(name, kind, tuple(labelled)))
+    return actions
+
+
+def apply_action(podman: LabPodman, action: Action) -> None:
+    """Bring one container to the wanted state."""
+    if action.kind == "recreate":
+        remove_container(podman, action.container)
+    if action.kind in ("create", "recreate"):
+        podman.run(*action.arguments, doing=f"starting {action.container}", tied=False)
+    elif action.kind == "start":
+        podman.run("start", action.container, doing=f"starting {action.container} again", tied=False)
+
+
+def remove_container(podman: LabPodman, container: str) -> None:
+    """Remove a container and its volume; none is no error."""
+    podman.run("rm", "--force", "--time=5", "--ignore", container, doing=f"removing {container}")
+    podman.run("volume", "rm", "--force", container, doing=f"removing the volume of {container}", check=False)
+
+
+def ensure_network(podman: LabPodman, subnet: str) -> None:
+    """The lab's own bridge network."""
+    if podman.run("network", "exists", NETWORK, doing="looking for the lab's network", check=False).returncode != 0:
+        podman.run("network", "create", f"--subnet={subnet}", NETWORK, doing=f"creating the lab's network on {subnet}")
+
+
+def speaks_ssh(port: int, timeout: float = 2.0) -> bool:
+    """Whether an SSH server greets on *port* of 127.0.0.1."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
+    """Give a host its own SSH host keys and let *public_key* in; returns its line for known_hosts."""
+    script = (
+        "mkdir -p -m 700 /root/.ssh && cat >/root/.ssh/authorized_keys && chmod 600 /root/.ssh/authorized_keys"
+        " && ssh-keygen -q -A && systemctl restart ssh && cat /etc/ssh/ssh_host_ed25519_key.pub"
+    )
+    deadline = time.monotonic() + BOOT_TIMEOUT_S
+    while True:
+        done = podman.run(
+            *("exec", "--interactive", host.container, "sh", "-ec", script),
+            doing=f"opening SSH on {host.name}",
+            stdin=public_key,
+            check=False,
+        )
+        # Before the host's systemd answers, the restart of ssh fails.
+        if done.returncode == 0:
+            break
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"Lab host {host.name} was started but did not boot within {BOOT_TIMEOUT_S} s; "
+                f"see its log with `make lab-log HOST={host.name}`, or rebuild it with `make lab-down lab`.",
+                stderr=done.stderr[-2000:],
+            )
+        time.sleep(0.5)
+    algorithm, key = done.stdout.split()[:2]
+    return f"[127.0.0.1]:{host.ssh_port} {algorithm} {key}"
+
+
+def wait_for_ssh(host: Host, timeout_s: float = BOOT_TIMEOUT_S) -> None:
+    """Until the published SSH port answers."""
+    assert host.ssh_port is not None
+    deadline = time.monotonic() + timeout_s
+    while not speaks_ssh(host.ssh_port):
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"Lab host {host.name} runs, but after {timeout_s:.0f} s nothing speaks SSH on 127.0.0.1:{host.ssh_port}; "
+                f"look whether a firewall or another program holds the port, or set other ports in virtual_lab_publish."
+            )
+        time.sleep(0.3)
+
+
+def remember_host_key(known_hosts: Path, line: str) -> None:
+    """Replace the entry of this address in the lab's known_hosts."""
+    address = line.split()[0]
+    lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
+    kept = [entry for entry in lines if not entry.startswith(address + " ")]
+    text = "\n".join([*kept, line]) + "\n"
+    staged = known_hosts.with_name(known_hosts.name + ".new")
+    staged.write_text(text)
+    staged.replace(known_hosts)
+
+
+def sweep_bridge(podman: LabPodman) -> None:
+    """Remove the lab's network when no container uses it."""
+    podman.run("network", "rm", "--force", NETWORK, doing="removing the lab's network", check=False)
+
+
+def port_in_use(port: int) -> bool:
+    """Whether something on this machine already listens on *port* of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def check_ports(hosts: list[Host], actions: list[Action]) -> None:
+    """Refuse before anything is created when another program holds a port that a new host would publish."""
+    new = {action.container for action in actions if action.kind == "create"}
+    for host in hosts:
+        for outer, _inner in host.publish if host.container in new else ():
+            if port_in_use(outer):
+                raise LabError(
+                    f"Lab host {host.name} would publish port {outer} of 127.0.0.1, which another program holds; "
+                    f"end that program (`ss -ltnp 'sport = {outer}'` names it) or change virtual_lab_publish."
+                )
+
+
+def make_key(private: Path) -> None:
+    """The lab's SSH key pair, made once."""
+    if not private.exists():
+        private.parent.mkdir(parents=True, exist_ok=True)
+        run_program(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "socle-lab", "-f", private],
+            "making the lab's SSH key",
+        )
