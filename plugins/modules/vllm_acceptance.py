@@ -10,7 +10,8 @@ module: vllm_acceptance
 short_description: Asks a running engine whether it is the planned one and answers rightly
 version_added: 0.1.0
 description:
-  - Runs a suite of checks against a running engine over HTTP and says for each what was expected, what was found and what to do.
+  - Runs a suite of checks against a running engine over HTTP and says for each what was expected, what was found and
+    what to do.
   - A check that fails does not fail the task. Look at RV(acceptance.verdict), best after it was recorded.
   - Never goes through a proxy, whatever the environment says, and never shows the API key.
 author:

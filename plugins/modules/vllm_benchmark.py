@@ -10,10 +10,10 @@ module: vllm_benchmark
 short_description: Measures how fast a running engine answers
 version_added: 0.1.0
 description:
-  - Runs workloads against a running engine, one streamed request at a time, each with warm-ups and repeats, and gives every
-    figure with its spread.
-  - Tokens are the server's own count. A run with fewer tokens than asked for is a failed run, not a fast one; so is a cold run
-    whose prompt came from the prefix cache.
+  - Runs workloads against a running engine, one streamed request at a time, each with warm-ups and repeats, and gives
+    every figure with its spread.
+  - Tokens are the server's own count. A run with fewer tokens than asked for is a failed run, not a fast one; so is a
+    cold run whose prompt came from the prefix cache.
   - The engine's own histograms are given beside the client's figures, with what the client itself costs.
   - A run that fails does not fail the task. Look at RV(benchmark.verdict), best after it was recorded.
   - Never goes through a proxy, whatever the environment says, and never shows the API key.
@@ -47,15 +47,15 @@ options:
     elements: raw
   params:
     description:
-      - Changes to workloads, a map by the workload's name, for example V({B2: {output_tokens: 64, repeats: 5}}).
-      - Known are C(prompt), C(prompt_tokens), C(output_tokens), C(ignore_eos), C(thinking), C(cold), C(sampling), C(repeats)
-        and C(warmups).
+      - Changes to workloads, a map of maps by the workload's name.
+      - Known are C(prompt), C(prompt_tokens), C(output_tokens), C(ignore_eos), C(thinking), C(cold), C(sampling),
+        C(repeats) and C(warmups).
     type: dict
     default: {}
   thinking:
     description:
-      - Whether the model has a thinking mode. Workloads whose C(thinking) is V(auto) then switch it on; for other models nothing
-        is sent.
+      - Whether the model has a thinking mode. Workloads whose C(thinking) is V(auto) then switch it on; for other models
+        nothing is sent.
     type: bool
     default: false
   data_path:

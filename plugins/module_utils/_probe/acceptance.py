@@ -88,7 +88,7 @@ def run_suite(
 
 def preview(suite: str, wanted: Sequence[Wanted]) -> dict[str, Any]:
     """What check mode shows: the checks that would run, and no verdict."""
-    checks = [
+    checks: list[dict[str, Any]] = [
         {
             "id": check.id,
             "status": "would_run",
