@@ -19,7 +19,8 @@ def unique_models(models: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
         repo, revision = str(model["repo"]), str(model.get("revision") or DEFAULT_REVISION)
         if revisions.setdefault(repo, revision) != revision:
             raise AnsibleFilterError(
-                f"{repo} is wanted at {revisions[repo]} and at {revision} on one host: give its instances the same revision"
+                f"{repo} is wanted at {revisions[repo]} and at {revision} on one host: "
+                "give its instances the same revision"
             )
     return [{"repo": repo, "revision": revision} for repo, revision in revisions.items()]
 

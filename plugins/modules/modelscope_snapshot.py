@@ -12,8 +12,8 @@ author:
   - The socle authors (@socle-inference)
 description:
   - Downloads a revision of a model from the ModelScope hub into a store on the host, proves every file by its SHA-256,
-    and only then makes it visible, by renames. Whenever the module is interrupted, what is visible is either the old or the
-    new snapshot, complete; the next run goes on where it ended.
+    and only then makes it visible, by renames. Whenever the module is interrupted, what is visible is either the
+    old or the new snapshot, complete; the next run goes on where it ended.
   - A snapshot lives in C(STORE/.store/modelscope/ORG--NAME/rev/ID); a relative symbolic link C(STORE/LINK) names the
     current one. Give containers the resolved path that is returned, so that it is visible which revision runs.
   - Files that another revision in the store already holds are hard-linked, not downloaded.
@@ -47,7 +47,9 @@ options:
     type: path
     default: /var/lib/socle/models
   link:
-    description: Name of the symbolic link in O(store) that names the current snapshot. Default is the name part of O(repo).
+    description:
+      - Name of the symbolic link in O(store) that names the current snapshot. Default is the name part of
+        O(repo).
     type: str
   token:
     description: Access token for private models. It is sent to O(endpoint) alone, never to where that redirects.
@@ -56,12 +58,13 @@ options:
     description:
       - The proxy for all requests, as C(http://host:port); an empty string uses none.
       - When unset, C(HTTP_PROXY), C(HTTPS_PROXY) and C(NO_PROXY) of the task's environment apply.
-      - Must not hold credentials, since it appears in messages; a proxy that needs some goes into the task's environment.
+      - Must not hold credentials, since it appears in messages; a proxy that needs some goes into the task's
+        environment.
     type: str
   verify:
     description:
-      - V(quick) compares size, times, inode and device of every file with the ledger of what was proven, and hashes only
-        files where something differs. It does not see bit rot.
+      - V(quick) compares size, times, inode and device of every file with the ledger of what was proven, and hashes
+        only files where something differs. It does not see bit rot.
       - V(full) hashes every file.
     type: str
     choices: [quick, full]
@@ -74,7 +77,9 @@ options:
     type: int
     default: 600
   content_id:
-    description: The content that is expected, as returned in RV(content_id). Anything else is an error, before any download.
+    description:
+      - The content that is expected, as returned in RV(content_id). Anything else is an error, before any
+        download.
     type: str
   offline:
     description: Use what is in the store and never ask the hub; fails when that is not complete.
@@ -145,18 +150,22 @@ previous:
   type: dict
 bytes:
   description:
-    - Sizes in bytes. C(total) of the snapshot; received from the hub (C(wan)) and from neighbours (C(lan)); hard-linked from other
-      revisions (C(reused_link)); taken over from interrupted runs (C(reused_part)) and from existing folders (C(adopted)).
+    - Sizes in bytes. C(total) of the snapshot; received from the hub (C(wan)) and from neighbours (C(lan)); hard-
+      linked from other revisions (C(reused_link)); taken over from interrupted runs (C(reused_part)) and from
+      existing folders (C(adopted)).
   returned: success
   type: dict
   sample: {total: 269060552, wan: 269060552, lan: 0, reused_link: 0, reused_part: 0, adopted: 0}
 files:
-  description: Counts of files, C(total), C(fetched), C(verified) as they were, C(repaired), and C(removed) foreign ones.
+  description:
+    - Counts of files, C(total), C(fetched), C(verified) as they were, C(repaired), and C(removed) foreign ones.
   returned: success
   type: dict
   sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0}
 verify:
-  description: C(level), C(seconds) spent, number of files hashed (C(hashed_files)), and rate of hashing in MB/s (C(mb_s)).
+  description:
+    - C(level), C(seconds) spent, number of files hashed (C(hashed_files)), and rate of hashing in MB/s
+      (C(mb_s)).
   returned: success
   type: dict
   sample: {level: quick, seconds: 0.001, hashed_files: 0, mb_s: null}
@@ -175,8 +184,8 @@ sources:
   elements: str
 plan:
   description:
-    - What a run would download (C(bytes)), what is free (C(free)), and which files are missing (C(missing), at most 100, and their
-      number C(missing_files)).
+    - What a run would download (C(bytes)), what is free (C(free)), and which files are missing (C(missing), at most
+      100, and their number C(missing_files)).
   returned: in check mode
   type: dict
   sample: {bytes: 269060552, free: 68719476736, missing: [config.json, model.safetensors], missing_files: 2}

@@ -232,7 +232,7 @@ def _copy(hub: Hub, response: Any, file: ModelFile, part: _Part) -> None:
     """Read until the file is complete. Small reads on slow links keep progress and stalls visible."""
     policy = hub.policy
     buffer = memoryview(bytearray(BUFFER_BYTES))
-    fast = False
+    fast, sample_s, sample_bytes = False, 0.0, 0
     window_start, window_bytes = time.monotonic(), 0
     while part.size < file.size:
         left = file.size - part.size
@@ -248,7 +248,10 @@ def _copy(hub: Hub, response: Any, file: ModelFile, part: _Part) -> None:
         if not view:
             raise _Interrupted(f"the connection ended {left} bytes early")
         now = time.monotonic()
-        fast = len(view) >= (now - started) * FAST_BYTES_PER_S
+        sample_s, sample_bytes = sample_s + now - started, sample_bytes + len(view)
+        if sample_bytes >= BUFFER_BYTES:
+            fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
+            sample_s, sample_bytes = 0.0, 0
         window_bytes += len(view)
         part.append(view)
         if now - window_start >= policy.slow_window_s:
