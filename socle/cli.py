@@ -7,10 +7,10 @@ All options after the verb go to ansible-playbook as they are: -i, --limit, -e, 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -56,24 +56,6 @@ def ansible_playbook() -> str | None:
     return str(beside) if beside.exists() else shutil.which("ansible-playbook")
 
 
-def run(command: str, arguments: list[str]) -> int:
-    """Run the command on this terminal's own streams; returns its exit code."""
-    import ansible_runner  # type: ignore[import-untyped]
-
-    with tempfile.TemporaryDirectory(prefix="socle-") as private:
-        _out, _err, code = ansible_runner.run_command(
-            executable_cmd=command,
-            cmdline_args=arguments,
-            runner_mode="subprocess",
-            input_fd=sys.stdin,
-            output_fd=sys.stdout,
-            error_fd=sys.stderr,
-            host_cwd=str(Path.cwd()),
-            private_data_dir=private,
-        )
-    return int(code)
-
-
 def main(argv: list[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     if given in (["--version"], ["version"]):
@@ -90,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     if command is None:
         print("socle: ansible-playbook was not found; install ansible-core beside socle.", file=sys.stderr)
         return USAGE_ERROR
-    return run(command, playbook_arguments(verb, options))
+    # This process becomes ansible-playbook: terminal, signals, exit code and settings, such as the check of SSH host
+    # keys, stay its own. ansible-runner would put escape codes into each line and turn that check off.
+    os.execv(command, [command, *playbook_arguments(verb, options)])
 
 
 if __name__ == "__main__":

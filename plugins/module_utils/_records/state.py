@@ -106,7 +106,9 @@ def _benchmarks(records: list[Record], fingerprint: str | None) -> dict[str, Any
         workloads = record["results"].get("workloads")
         if isinstance(workloads, dict):
             for name, figures in workloads.items():
-                found.setdefault(name, figures)
+                if isinstance(figures, dict):
+                    # The single runs are evidence and stay in the record.
+                    found.setdefault(name, {key: value for key, value in figures.items() if key != "runs"})
     return found
 
 

@@ -39,7 +39,7 @@ def test_accepted_after_a_good_acceptance_of_what_was_deployed() -> None:
             "deploy", 1, generation=3, results={"kv_cache": {"kv_tokens": 900}}, plan={"capacity": {"kv_tokens": 1000}}
         ),
         make("acceptance", 2, results=ACCEPTANCE),
-        make("benchmark", 3, results={"workloads": {"B1": {"ttft_p50_ms": 12.5}}}),
+        make("benchmark", 3, results={"workloads": {"B1": {"ttft_p50_ms": 12.5, "runs": [{}] * 9}, "B2": "hostile"}}),
     )
     assert state["accepted"] is True
     assert state["accepted_at"] == "2026-11-30T09:02:00Z"

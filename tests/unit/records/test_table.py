@@ -21,7 +21,16 @@ RUNNING = {"chat": {"unit_active": "active", "launch_fingerprint": FP1, "plan": 
 STATE = host_state(
     {
         "chat": [
-            make("benchmark", 3, results={"workloads": {"B1": {"ttft_p50_ms": 123.44, "decode_tok_per_s": 31}}})[0],
+            make(
+                "benchmark",
+                3,
+                results={
+                    "workloads": {
+                        "B1": {"ttft_p50_ms": 123.44, "decode_p50_tok_per_s": 30},
+                        "B2": {"decode_p50_tok_per_s": 31},
+                    }
+                },
+            )[0],
             make("acceptance", 2)[0],
             make("deploy", 1)[0],
         ]
