@@ -1,0 +1,141 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""API keys, images, and the runner itself."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.backend import parse_journal, parse_show
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.secret import ensure_api_key
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+from .conftest import Host
+
+KEY = "s3cr3t $%\"' value"
+
+
+def test_a_key_is_stored_for_root_only_and_in_podman(backend: QuadletBackend, host: Host, tmp_path: Path) -> None:
+    first = ensure_api_key(backend, tmp_path, "chat", KEY, Files())
+    env = tmp_path / "chat" / "env"
+    assert env.read_text() == f"VLLM_API_KEY={KEY}\n"
+    for path, mode in ((env, 0o600), (env.parent, 0o700), (tmp_path / "hmac.key", 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert host.secrets["socle-chat-api_key"] == (KEY, first["hmac"])
+    assert first["changed"] and first["hmac"].startswith("hmac-sha256:")
+    # Only by standard input: an argument would show in "ps".
+    assert not any(KEY in word for call in host.calls for word in call)
+
+
+def test_the_same_key_changes_nothing_and_another_one_changes_the_mark(
+    backend: QuadletBackend, host: Host, tmp_path: Path
+) -> None:
+    first = ensure_api_key(backend, tmp_path, "chat", KEY, Files())
+    assert ensure_api_key(backend, tmp_path, "chat", KEY, Files()) == {"changed": False, "hmac": first["hmac"]}
+    other = ensure_api_key(backend, tmp_path, "chat", "other", Files(), check=True)
+    assert other["changed"] and other["hmac"] != first["hmac"] and host.secrets["socle-chat-api_key"][0] == KEY
+    assert ensure_api_key(backend, tmp_path, "chat", "other", Files()) == other
+    assert host.secrets["socle-chat-api_key"][0] == "other"
+
+
+def test_a_file_that_others_can_read_is_put_right(backend: QuadletBackend, tmp_path: Path) -> None:
+    ensure_api_key(backend, tmp_path, "chat", KEY, Files())
+    (tmp_path / "chat" / "env").chmod(0o644)
+    assert ensure_api_key(backend, tmp_path, "chat", KEY, Files())["changed"]
+    assert stat.S_IMODE((tmp_path / "chat" / "env").stat().st_mode) == 0o600
+
+
+def test_two_hosts_mark_the_same_key_differently(backend: QuadletBackend, tmp_path: Path) -> None:
+    marks = {ensure_api_key(QuadletBackend(Host()), tmp_path / name, "chat", KEY, Files())["hmac"] for name in "ab"}
+    assert len(marks) == 2
+
+
+@pytest.mark.parametrize("gone", [None, ""])
+def test_without_a_key_nothing_is_left(backend: QuadletBackend, host: Host, tmp_path: Path, gone: Any) -> None:
+    ensure_api_key(backend, tmp_path, "chat", KEY, Files())
+    assert ensure_api_key(backend, tmp_path, "chat", gone, Files()) == {"changed": True, "hmac": None}
+    assert host.secrets == {} and not (tmp_path / "chat" / "env").exists()
+    assert ensure_api_key(backend, tmp_path, "chat", gone, Files())["changed"] is False
+
+
+def test_check_mode_on_a_new_host_writes_nothing(backend: QuadletBackend, host: Host, tmp_path: Path) -> None:
+    assert ensure_api_key(backend, tmp_path / "s", "chat", KEY, Files(), check=True) == {"changed": True, "hmac": None}
+    assert not (tmp_path / "s").exists() and host.secrets == {}
+
+
+def test_a_key_with_a_line_break_is_refused_without_showing_it(backend: QuadletBackend, tmp_path: Path) -> None:
+    with pytest.raises(EngineError) as caught:
+        ensure_api_key(backend, tmp_path, "chat", "abc\nVLLM_X=1", Files())
+    assert "abc" not in caught.value.message
+
+
+def image(backend: QuadletBackend, **options: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"pull": "missing", "progress": Progress(), "clock": lambda: 0.0, **options}
+    return ensure_image(backend, "registry/x:1", **given)
+
+
+def test_a_missing_image_is_pulled_once(backend: QuadletBackend, host: Host) -> None:
+    assert image(backend, check=True) == {
+        "changed": True,
+        "image": "registry/x:1",
+        "present": False,
+        "seconds": None,
+        "digest": None,
+        "repo_digests": [],
+    }
+    assert host.images == {}
+    first = image(backend)
+    assert first["changed"] and first["digest"] == "sha256:" + "ab" * 32
+    assert first["repo_digests"] == ["registry/x@sha256:" + "cd" * 32]
+    assert image(backend)["changed"] is False and host.count("podman", "pull") == 1
+
+
+def test_a_missing_image_that_must_not_be_pulled_is_one_sentence(backend: QuadletBackend) -> None:
+    with pytest.raises(EngineError, match=r"registry/x:1 is not on this host and pull is 'never'"):
+        image(backend, pull="never")
+
+
+def test_a_failing_pull_is_reported_with_the_reason(backend: QuadletBackend, host: Host) -> None:
+    host.refuse = "Error: initializing source docker://registry/x:1: pinging container registry: connection refused"
+    with pytest.raises(EngineError, match=r"Cannot pull image registry/x:1: Error: initializing.*connection refused"):
+        image(backend)
+
+
+def test_a_host_without_podman_is_told_what_to_install() -> None:
+    backend = QuadletBackend(run, podman="/nonexistent/podman")
+    with pytest.raises(EngineError, match=r"Cannot run podman on this host.*install Podman 4\.6"):
+        backend.version()
+
+
+def test_the_runner_watches_standard_error() -> None:
+    seen: list[str] = []
+    code = "import sys; print('out'); print('one', file=sys.stderr); print('two', file=sys.stderr); sys.exit(3)"
+    done = run([sys.executable, "-c", code], on_line=seen.append)
+    assert (done.returncode, done.stdout, [line for line in seen if line]) == (3, "out\n", ["one", "two"])
+
+
+def test_units_are_read_apart() -> None:
+    shown = (
+        "Id=vllm-a.service\nActiveState=active\nNRestarts=2\nJob=\nInactiveExitTimestampMonotonic=12\n\n"
+        "Id=vllm-b.service\nLoadState=not-found\nActiveState=inactive\nExecMainStatus=0\n"
+    )
+    found = parse_show(shown)
+    assert (found["vllm-a.service"].active, found["vllm-a.service"].restarts) == ("active", 2)
+    assert found["vllm-a.service"].started_us == 12 and not found["vllm-a.service"].job_pending
+    assert not found["vllm-b.service"].loaded and not found["vllm-b.service"].running
+
+
+def test_the_journal_may_hold_anything() -> None:
+    text = '{"__CURSOR":"c1","__MONOTONIC_TIMESTAMP":"5","MESSAGE":"a"}\nnot json\n' + (
+        '{"__CURSOR":"c2","__MONOTONIC_TIMESTAMP":"6","MESSAGE":[27,91,120]}\n{"__CURSOR":"c3","MESSAGE":null}\n'
+    )
+    lines, cursor = parse_journal(text)
+    assert [(line.text, line.monotonic_us) for line in lines] == [("a", 5), ("\x1b[x", 6)] and cursor == "c3"

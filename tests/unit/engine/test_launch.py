@@ -1,0 +1,270 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Launches: one restart, only when needed, whatever interrupts them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import (
+    Launcher,
+    list_instances,
+    unit_diff,
+)
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+from .conftest import Host
+
+
+@pytest.fixture
+def launcher(backend: QuadletBackend, tmp_path: Path) -> Launcher:
+    return Launcher(backend, tmp_path / "instances", Files())
+
+
+def info(backend: QuadletBackend, tmp_path: Path) -> dict[str, Any]:
+    return list_instances(backend, tmp_path / "instances", Files())[0]
+
+
+def test_a_first_launch_starts_and_a_second_does_nothing(
+    launcher: Launcher, host: Any, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    first = launcher.start(plan)
+    assert (first["changed"], first["action"], first["generation"]) == (True, "started", 1)
+    unit = tmp_path / "systemd" / "vllm-chat.container"
+    assert unit.read_text() == backend.render(plan)
+    assert (tmp_path / "instances/chat/current").resolve().name == "1"
+    second = launcher.start(plan)
+    assert (second["changed"], second["action"], second["generation"]) == (False, "none", 1)
+    assert host.restarts == 1 and host.count("systemctl", "daemon-reload") == 1
+
+
+def test_a_changed_launch_restarts_once_as_the_next_generation(
+    launcher: Launcher, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    changed = {**plan, "launch_fingerprint": "sha256:bbbb", "argv": [*plan["argv"], "--max-num-seqs", "8"]}
+    result = launcher.start(changed)
+    assert (result["action"], result["generation"]) == ("restarted", 2)
+    assert result["argv_changes"] == {"added": ["--max-num-seqs 8"], "removed": []}
+    assert host.restarts == 2
+    assert sorted(path.name for path in (tmp_path / "instances/chat/generations").iterdir()) == ["1", "2"]
+    # Back to what ran before: history goes on, it is not rewritten.
+    host.active = "active"
+    assert launcher.start(plan)["generation"] == 3
+
+
+def test_failures_of_the_past_are_reset_before_the_restart(launcher: Launcher, host: Any, plan: dict[str, Any]) -> None:
+    launcher.start(plan)
+    order = [call[1] for call in host.calls if call[0] == "systemctl" and call[1] != "show"]
+    assert order == ["daemon-reload", "reset-failed", "restart"]
+
+
+@pytest.mark.parametrize("active", ["inactive", "failed"])
+def test_an_instance_that_does_not_run_is_started_again(
+    launcher: Launcher, host: Any, plan: dict[str, Any], active: str
+) -> None:
+    launcher.start(plan)
+    host.active = active
+    result = launcher.start(plan)
+    assert (result["action"], result["generation"], host.restarts) == ("started", 1, 2)
+
+
+def test_a_unit_that_somebody_edited_is_put_right(
+    launcher: Launcher, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    unit = tmp_path / "systemd" / "vllm-chat.container"
+    wanted = unit.read_text()
+    unit.write_text(wanted + "PodmanArgs=--privileged\n")
+    assert launcher.start(plan)["action"] == "restarted"
+    assert unit.read_text() == wanted
+
+
+class Killed(BaseException):
+    """As a SIGKILL: no handler of ours catches it."""
+
+
+class Fuse:
+    """Burns at one step, before or after the step's effect."""
+
+    def __init__(self, step: int, after: bool) -> None:
+        self.left, self.after, self.burnt = step, after, False
+
+    def around(self, effect: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.burnt = True
+            if self.after:
+                effect()
+            raise Killed
+        return effect()
+
+
+class FusedFiles(Files):
+    """Files whose every change may be the last."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        self.fuse = fuse
+
+    def write(self, path: Path, text: str, mode: int = 0o644) -> None:
+        self.fuse.around(lambda: Files.write(self, path, text, mode))
+
+    def make_folder(self, path: Path, texts: dict[str, str]) -> None:
+        self.fuse.around(lambda: Files.make_folder(self, path, texts))
+
+    def point(self, link: Path, target: str) -> None:
+        self.fuse.around(lambda: Files.point(self, link, target))
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "running", "stopped"])
+def test_a_run_killed_at_any_step_is_continued_with_one_restart_in_all(
+    tmp_path: Path, plan: dict[str, Any], before: str, after: bool
+) -> None:
+    for step in range(1, 60):
+        host = Host()
+        folder = tmp_path / str(step)
+        generators = [Path("/bin/true")]
+        whole = Launcher(QuadletBackend(host, folder / "systemd", generators), folder / "instances", Files())
+        wanted = dict(plan)
+        if before != "nothing":
+            whole.start(plan)
+            host.active = "active" if before == "running" else "inactive"
+            if before == "running":
+                wanted = {**plan, "launch_fingerprint": "sha256:bbbb"}
+        restarts = host.restarts
+        fuse = Fuse(step, after)
+        runner: Any = lambda argv, **kw: fuse.around(lambda: host(argv, **kw))  # noqa: B023, E731
+        backend = QuadletBackend(runner, folder / "systemd", generators)
+        with contextlib.suppress(Killed):
+            Launcher(backend, folder / "instances", FusedFiles(fuse)).start(wanted)
+        if not fuse.burnt:
+            assert step > 8, "the launch has more steps than that"
+            return
+        host.active = "active" if host.active == "activating" else host.active
+        result = whole.start(wanted)
+        again = whole.start(wanted)
+        assert host.restarts - restarts == 1, f"step {step}: {result}"
+        assert again["action"] == "none"
+        count = 2 if before == "running" else 1
+        generations = sorted(path.name for path in (folder / "instances/chat/generations").glob("[0-9]*"))
+        assert generations == [str(number + 1) for number in range(count)]
+        assert (folder / "instances/chat/current").resolve().name == str(count)
+        state = json.loads((folder / "instances/chat/current/state.json").read_text())
+        assert state["applied"] == "started"
+    raise AssertionError("the launch does not end")
+
+
+def test_a_failed_launch_is_not_repeated_unless_asked(
+    launcher: Launcher, host: Any, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    launcher.mark("chat", "failed", "only 8 of 80 GiB are free")
+    host.active = "inactive"
+    with pytest.raises(EngineError, match=r"generation 1.*only 8 of 80 GiB are free.*-e retry=true"):
+        launcher.start(plan)
+    assert host.restarts == 1
+    assert info(backend, tmp_path)["chat"]["status"] == "failed"
+    result = launcher.start(plan, retry=True)
+    assert result["action"] == "started" and result["failed_before"]["generation"] == 1
+    assert info(backend, tmp_path)["chat"]["status"] == "started"
+    # Another launch is free to go, and going back to the failed one is not.
+    launcher.mark("chat", "failed", "again")
+    launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})
+    with pytest.raises(EngineError, match="generation 1"):
+        launcher.start(plan)
+
+
+def test_only_one_generation_is_accepted(
+    launcher: Launcher, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    assert launcher.mark("chat", "accepted")["changed"] is True
+    assert launcher.mark("chat", "accepted")["changed"] is False
+    assert launcher.start(plan)["action"] == "none"
+    assert info(backend, tmp_path)["chat"]["status"] == "accepted"
+    launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})
+    found = info(backend, tmp_path)["chat"]
+    assert (found["status"], found["generation"], found["accepted_generation"]) == ("started", 2, 1)
+    launcher.mark("chat", "accepted")
+    assert info(backend, tmp_path)["chat"]["accepted_generation"] == 2
+    launcher.mark("chat", "failed", "wrong answers")
+    found = info(backend, tmp_path)["chat"]
+    assert (found["status"], found["accepted_generation"], found["failed_reason"]) == ("failed", None, "wrong answers")
+
+
+def test_marking_what_is_not_there_says_so(launcher: Launcher) -> None:
+    with pytest.raises(EngineError, match="deploy it first"):
+        launcher.mark("chat", "accepted")
+
+
+def test_check_mode_tells_and_touches_nothing(
+    launcher: Launcher, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    result = launcher.start(plan, check=True)
+    assert (result["action"], result["changed"]) == ("would_start", True)
+    assert not (tmp_path / "instances").exists() and not (tmp_path / "systemd").exists() and host.restarts == 0
+    launcher.start(plan)
+    assert launcher.start(plan, check=True)["action"] == "none"
+    changed = {**plan, "launch_fingerprint": "sha256:bbbb", "argv": [*plan["argv"], "--enforce-eager"]}
+    result = launcher.start(changed, check=True)
+    assert result["action"] == "would_restart" and host.restarts == 1
+    diff = unit_diff(result, result["unit_before"], result["unit_after"])
+    assert "--enforce-eager" in diff[0]["after"] and diff[1] == {
+        "before_header": "engine arguments",
+        "after_header": "engine arguments",
+        "before": "",
+        "after": "--enforce-eager\n",
+    }
+
+
+def test_check_mode_takes_a_plan_whose_model_is_not_there_yet(
+    launcher: Launcher, host: Any, plan: dict[str, Any]
+) -> None:
+    unsealed = {**plan, "sealed": False, "image_digest": None, "launch_fingerprint": None}
+    unsealed["mounts"] = [{**plan["mounts"][0], "source": None}]
+    with pytest.raises(EngineError, match="not sealed"):
+        launcher.start(unsealed)
+    assert launcher.start(unsealed, check=True)["action"] == "would_start"
+    launcher.start(plan)
+    assert launcher.start(unsealed, check=True)["action"] == "none"
+    assert launcher.start({**unsealed, "port": 8001}, check=True)["action"] == "would_restart"
+
+
+def test_stopping_twice_changes_once(launcher: Launcher, host: Any, plan: dict[str, Any]) -> None:
+    launcher.start(plan)
+    assert launcher.stop("chat", check=True)["action"] == "would_stop" and host.active == "activating"
+    assert launcher.stop("chat")["action"] == "stopped"
+    assert launcher.stop("chat")["changed"] is False
+
+
+def test_foreign_and_half_written_folders_are_left_out_with_a_warning(
+    launcher: Launcher, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    instances = tmp_path / "instances"
+    (instances / "foreign dir").mkdir()
+    (instances / "a-file").write_text("x")
+    (instances / "empty").mkdir()
+    (instances / "chat/generations/2").mkdir()
+    (instances / "chat/generations/notes").mkdir()
+    (instances / "broken/generations/1").mkdir(parents=True)
+    (instances / "broken/generations/1/plan.json").write_text("[1, 2")
+    (instances / "broken/current").symlink_to("generations/1")
+    found, warnings = list_instances(backend, instances, Files())
+    assert list(found) == ["chat"] and found["chat"]["generation"] == 1
+    for name in ("foreign dir", "a-file", "empty", "generations/2", "notes", "broken"):
+        assert any(name in warning for warning in warnings), name
+    # Numbers go on behind what cannot be read.
+    assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 3
+
+
+def test_a_host_without_instances_has_none(backend: QuadletBackend, tmp_path: Path) -> None:
+    assert list_instances(backend, tmp_path / "nowhere", Files()) == ({}, [])

@@ -1,0 +1,183 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a plan to a unit that Quadlet and systemd read as it was meant."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import (
+    GENERATORS,
+    parse_version,
+    probe_address,
+    quote,
+    render,
+)
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+GOLDEN = Path(__file__).parent / "fixtures" / "vllm-chat.container"
+NEW = (5, 4, 2)
+
+WORDS = [
+    "plain",
+    "--max-model-len=4096",
+    '{"method": "mtp", "num_speculative_tokens": 2}',
+    "100%",
+    "%n %h",
+    "$HOME ${PATH} $$",
+    "it's",
+    'a "quoted" word',
+    "back\\slash\\",
+    "\\n is not a line break",
+    " leading and trailing ",
+    "ünïcödé 模型",
+    "#hash",
+    ";semi",
+    "a;b",
+    "-",
+    "[Service]",
+    "`id` $(id) | & > <",
+]
+
+
+def systemd_reads(text: str) -> list[str]:
+    """Words as systemd takes them from ExecStart=: quotes, C escapes, then "%%" and "$$"."""
+    words: list[str] = []
+    for match in re.finditer(r'"((?:[^"\\]|\\.)*)"|(\S+)', text):
+        word = re.sub(r"\\(.)", r"\1", match[1]) if match[1] is not None else match[2]
+        words.append(word.replace("%%", "%").replace("$$", "$"))
+    return words
+
+
+def exec_words(unit: str) -> list[str]:
+    return systemd_reads(re.search(r"^Exec=((?:.*\\\n)*.*)$", unit, re.MULTILINE)[1].replace("\\\n", " "))
+
+
+def lines(unit: str, key: str) -> list[str]:
+    return [line.split("=", 1)[1] for line in unit.splitlines() if line.startswith(f"{key}=")]
+
+
+def test_the_lab_plan_gives_exactly_this_unit(plan: dict[str, Any]) -> None:
+    assert render(plan, NEW) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_same_plan_in_another_order_gives_the_same_unit(plan: dict[str, Any]) -> None:
+    plan["env"] = dict(reversed(plan["env"].items()))
+    plan["mounts"] = plan["mounts"][::-1]
+    assert render(plan, NEW) == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_an_argument_arrives_as_it_was_written(plan: dict[str, Any], word: str) -> None:
+    plan["argv"] += [word, "--last"]
+    assert exec_words(render(plan, NEW)) == plan["argv"]
+
+
+@pytest.mark.parametrize("word", ["", ";", "two\nlines", "nul\0", "tab\t", "\x7f", "cr\r"])
+def test_an_argument_that_no_unit_can_carry_is_refused(word: str) -> None:
+    with pytest.raises(EngineError, match="Cannot put"):
+        quote(word)
+
+
+@pytest.mark.parametrize("source", ["relative", "/with space", "/a:b", "/a%n", "/a$b", '/a"b', "/a/../b", "/a\nb", ""])
+def test_a_path_that_would_be_taken_apart_is_refused(plan: dict[str, Any], source: str) -> None:
+    plan["mounts"][0]["source"] = source
+    with pytest.raises(EngineError, match="mount source"):
+        render(plan, NEW)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("instance", "a b"),
+        ("instance", "../x"),
+        ("image", "x\n[Service]"),
+        ("image", "x --privileged"),
+        ("gpus", ["0 --privileged"]),
+        ("env", {"A B": "1"}),
+        ("env", {"A": "1\nPodmanArgs=--privileged"}),
+    ],
+)
+def test_a_value_cannot_smuggle_another_directive(plan: dict[str, Any], key: str, value: Any) -> None:
+    plan[key] = value
+    with pytest.raises(EngineError):
+        render(plan, NEW)
+
+
+def test_each_gpu_is_passed_by_cdi(plan: dict[str, Any]) -> None:
+    plan["gpus"] = [0, "GPU-5f2c0000-0000-0000-0000-000000000001"]
+    devices = lines(render(plan, NEW), "AddDevice")
+    assert devices == ["nvidia.com/gpu=0", "nvidia.com/gpu=GPU-5f2c0000-0000-0000-0000-000000000001"]
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments"),
+    [
+        ((4, 6, 1), ["--shm-size=536870912", "--stop-timeout=120", "--sdnotify=healthy"]),
+        ((4, 9, 3), ["--stop-timeout=120", "--sdnotify=healthy"]),
+        ((5, 0, 0), []),
+        ((5, 8, 0), []),
+    ],
+)
+def test_an_older_podman_gets_no_key_that_it_does_not_know(
+    plan: dict[str, Any], version: tuple[int, int, int], arguments: list[str]
+) -> None:
+    unit = render(plan, version)
+    assert lines(unit, "PodmanArgs") == arguments
+    assert bool(lines(unit, "Notify")) == (version >= (5, 0, 0))
+    assert bool(lines(unit, "ShmSize")) == (version >= (4, 7, 0))
+
+
+def test_a_podman_without_what_is_needed_is_refused_with_the_way_out(plan: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match=r"Podman 4\.3\.1.*upgrade Podman"):
+        render(plan, parse_version("podman version 4.3.1"))
+
+
+def test_the_start_limit_can_be_reached(plan: dict[str, Any]) -> None:
+    for timeout in (60, 300, 1800, 7200):
+        unit = render({**plan, "start_timeout_s": timeout}, NEW)
+        attempts = int(lines(unit, "StartLimitBurst")[0]) * (timeout + int(lines(unit, "RestartSec")[0]))
+        assert int(lines(unit, "StartLimitIntervalSec")[0]) > attempts
+        assert lines(unit, "TimeoutStartSec") == [str(timeout)]
+        assert int(lines(unit, "StopTimeout")[0]) < int(lines(unit, "TimeoutStopSec")[0])
+
+
+@pytest.mark.parametrize(
+    ("argv", "address"),
+    [
+        ([], "127.0.0.1"),
+        (["--host", "0.0.0.0"], "127.0.0.1"),
+        (["--host=192.0.2.7"], "192.0.2.7"),
+        (["--host", "2001:db8::1"], "[2001:db8::1]"),
+    ],
+)
+def test_the_health_check_goes_where_the_engine_listens(plan: dict[str, Any], argv: list[str], address: str) -> None:
+    assert probe_address(argv) == address
+    unit = render({**plan, "argv": ["/models/x", *argv], "port": 8001}, NEW)
+    assert lines(unit, "HealthCmd")[0].endswith(f" http://{address}:8001/health")
+
+
+def test_a_refused_unit_is_reported_in_the_generators_words(backend: Any, host: Any, plan: dict[str, Any]) -> None:
+    host.refuse = "converting \"vllm-chat.container\": unsupported key 'Memory' in group 'Container'"
+    with pytest.raises(EngineError, match="unsupported key 'Memory' in group 'Container'"):
+        backend.validate("chat", backend.render(plan))
+
+
+@pytest.mark.skipif(not os.access(GENERATORS[0], os.X_OK), reason="needs Podman's Quadlet generator")
+def test_the_real_generator_keeps_every_argument(plan: dict[str, Any], tmp_path: Path) -> None:
+    plan["argv"] += WORDS
+    (tmp_path / "vllm-chat.container").write_text(render(plan, NEW), encoding="utf-8")
+    done = subprocess.run(
+        [str(GENERATORS[0]), "-dryrun"],
+        env={"QUADLET_UNIT_DIRS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    start = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
+    assert systemd_reads(start)[-len(plan["argv"]) :] == plan["argv"]

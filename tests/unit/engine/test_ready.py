@@ -1,0 +1,323 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Waiting: against a real HTTP server on loopback and a recorded systemd."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.ready import (
+    Http,
+    Waiter,
+    await_instance,
+    parse_cache_info,
+)
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+from .conftest import Host
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FATAL = (FIXTURES / "startup-free-memory-v0.26.0.log").read_text(encoding="utf-8").splitlines()
+
+
+class Engine(ThreadingHTTPServer):
+    """Answers as vLLM does, so far as readiness goes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.models = ["smol"]
+        self.api_key: str | None = None
+        self.tokens = 1
+        self.chat_only = False
+        self.seen: list[str] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Engine
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def _send(self, status: int, body: Any) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _allowed(self) -> bool:
+        key = self.server.api_key
+        if key and self.path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {key}":
+            self._send(401, {"error": "Unauthorized"})
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)
+        if not self._allowed():
+            return
+        if self.path == "/health":
+            self._send(self.server.health, b"")
+        elif self.path == "/version":
+            self._send(200, {"version": "0.32.0+cpu"})
+        elif self.path == "/v1/models":
+            data = [{"id": name, "root": "/models/X", "max_model_len": 4096} for name in self.server.models]
+            self._send(200, {"object": "list", "data": data})
+        elif self.path == "/metrics":
+            self._send(200, (FIXTURES / "metrics-cache-v0.32.0.txt").read_bytes())
+        else:
+            self._send(404, {})
+
+    def do_POST(self) -> None:
+        self.server.seen.append(self.path)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._allowed():
+            return
+        if self.path == "/v1/completions" and self.server.chat_only:
+            self._send(404, {})
+        else:
+            assert body["max_tokens"] == 1
+            self._send(200, {"choices": [{}], "usage": {"completion_tokens": self.server.tokens}})
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    server = Engine()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.at: dict[int, Any] = {}
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for moment in [moment for moment in self.at if moment <= self.now]:
+            self.at.pop(moment)()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def waiter(backend: QuadletBackend, url: str, clock: Clock, key: str | None = None, timeout_s: float = 60) -> Waiter:
+    return Waiter(
+        backend,
+        "chat",
+        Http(url, key),
+        served_names=["smol"],
+        timeout_s=timeout_s,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+
+
+def url(engine: Engine) -> str:
+    return f"http://127.0.0.1:{engine.server_address[1]}"
+
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def up(host: Host) -> None:
+    host.active, host.invocation, host.started_us, host.active_us = "active", 1, 1_000_000, 35_500_000
+
+
+def starting(host: Host) -> None:
+    host.active, host.invocation, host.started_us = "activating", 1, 1_000_000
+
+
+def test_a_serving_instance_is_ready_at_once_without_its_journal(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    found = waiter(backend, url(engine), clock).wait()
+    assert host.reads == 0 and clock.now == 0
+    assert found == {
+        "ready": True,
+        "ready_s": 34.5,
+        "waited_s": 0.0,
+        "milestones": {},
+        "engine_version": "0.32.0+cpu",
+        "models": [{"id": "smol", "root": "/models/X", "max_model_len": 4096}],
+        "max_model_len": 4096,
+        "kv_cache": {"num_gpu_blocks": 364, "block_size": 128, "kv_cache_size_tokens": 46592},
+        "unit": {"active": "active", "sub": "running", "result": "success", "restarts": 0, "exit_status": 1},
+    }
+
+
+def test_proxies_are_never_used(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, NOBODY)
+    monkeypatch.delenv("no_proxy", raising=False)
+    up(host)
+    assert waiter(backend, url(engine), clock).wait()["ready"]
+
+
+def test_a_start_is_followed_to_the_end(backend: QuadletBackend, host: Host, engine: Engine, clock: Clock) -> None:
+    starting(host)
+    engine.health = 503
+    log = (FIXTURES / "startup-cpu-v0.32.0.log").read_text(encoding="utf-8").splitlines()
+    host.journal = [(500_000, FATAL[60])] + [(2_000_000, line) for line in log[:100]]
+    clock.at[5] = lambda: host.journal.extend((30_000_000, line) for line in log[100:])
+    clock.at[10] = lambda: setattr(engine, "health", 200)
+    found = waiter(backend, url(engine), clock).wait()
+    assert 10 <= found["waited_s"] < 13
+    assert found["milestones"]["arguments"]["at_s"] == 1.0 and found["milestones"]["server"]["at_s"] == 29.0
+    # Served, but not yet known to be healthy: the check is run at once instead of at its next turn.
+    assert host.count("podman", "healthcheck", "run", "vllm-chat") == 1
+
+
+def test_the_old_engine_does_not_count_while_a_restart_is_queued(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    host.job = 7
+    clock.at[3] = lambda: setattr(host, "job", 0)
+    assert waiter(backend, url(engine), clock).wait()["waited_s"] >= 3
+
+
+def test_a_known_fatal_line_stops_the_unit_and_names_the_cause(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    starting(host)
+    clock.at[4] = lambda: host.journal.extend((6_000_000, line) for line in FATAL)
+    with pytest.raises(EngineError, match=r"84\.78 of 139\.8 GiB.*lower gpu-memory-utilization") as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert clock.now < 6 and host.active == "inactive" and host.count("systemctl", "stop") == 1
+    fields = caught.value.fields
+    assert fields["diagnosis"]["id"] == "free_memory" and fields["stopped"] is True
+    assert "Free memory on device cuda:0" in fields["excerpt"][-1]
+    assert "\n" not in caught.value.message
+
+
+def test_lines_of_an_earlier_start_are_no_cause(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    starting(host)
+    host.journal = [(999_999, line) for line in FATAL]
+    with pytest.raises(EngineError) as caught:
+        waiter(backend, NOBODY, clock, timeout_s=5).wait()
+    assert caught.value.fields["diagnosis"]["id"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"active": "failed", "result": "start-limit-hit"}, "failed so often"),
+        ({"active": "failed", "result": "exit-code"}, "ended with status 1"),
+        ({"active": "failed", "result": "timeout"}, "TimeoutStartSec"),
+        ({"active": "inactive"}, "was stopped, or the engine ended"),
+    ],
+)
+def test_a_unit_that_is_gone_ends_the_wait(
+    backend: QuadletBackend, host: Host, clock: Clock, state: dict[str, Any], words: str
+) -> None:
+    starting(host)
+    host.journal = [(2_000_000, "something"), (3_000_000, "KeyError: 'odd'"), (3_000_001, "bye")]
+    clock.at[2] = lambda: [setattr(host, key, value) for key, value in state.items()]
+    with pytest.raises(EngineError, match=words) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert clock.now < 4
+    assert caught.value.fields["diagnosis"]["line"] == "KeyError: 'odd'"
+    assert caught.value.fields["excerpt"] == ["something", "KeyError: 'odd'", "bye"]
+
+
+def test_a_restart_loop_ends_the_wait(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    starting(host)
+    host.nrestarts = 5  # of earlier days
+    clock.at[3] = lambda: setattr(host, "nrestarts", 6)
+    clock.at[9] = lambda: setattr(host, "nrestarts", 7)
+    with pytest.raises(EngineError, match="2 restarts while waiting"):
+        waiter(backend, NOBODY, clock).wait()
+    assert 9 <= clock.now < 11 and host.active == "inactive"
+
+
+def test_a_wait_that_takes_too_long_says_how_far_it_came(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    starting(host)
+    host.journal = [(2_000_000, "(Worker pid=4) INFO 11-30 09:43:57 [x.py:68] Starting to load model /models/X...")]
+    with pytest.raises(EngineError, match=r"after 30 s, last seen at 'loading weights'"):
+        waiter(backend, NOBODY, clock, timeout_s=30).wait()
+
+
+def test_another_server_on_the_port_is_named(backend: QuadletBackend, host: Host, engine: Engine, clock: Clock) -> None:
+    up(host)
+    engine.models = ["other"]
+    with pytest.raises(EngineError, match=r"lists the models \['other'\], expected \['smol'\]"):
+        waiter(backend, url(engine), clock).wait()
+
+
+def test_the_api_key_is_sent_and_a_wrong_one_is_named_but_not_shown(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    engine.api_key = "right-key"
+    assert waiter(backend, url(engine), clock, "right-key").wait()["ready"]
+    with pytest.raises(EngineError, match="refuses the API key") as caught:
+        waiter(backend, url(engine), clock, "wrong-key").wait()
+    assert "wrong-key" not in str(caught.value.fields) + caught.value.message
+
+
+def test_an_engine_that_only_chats_is_asked_by_chat(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    engine.chat_only = True
+    assert waiter(backend, url(engine), clock).wait()["ready"]
+    assert engine.seen[-3] == "/v1/chat/completions"
+
+
+def test_no_token_is_not_ready(backend: QuadletBackend, host: Host, engine: Engine, clock: Clock) -> None:
+    up(host)
+    engine.tokens = 0
+    with pytest.raises(EngineError, match="does not serve after 5 s"):
+        waiter(backend, url(engine), clock, timeout_s=5).wait()
+
+
+def test_check_mode_looks_once_and_stops_nothing(
+    backend: QuadletBackend, host: Host, engine: Engine, plan: dict[str, Any]
+) -> None:
+    plan["port"] = engine.server_address[1]
+    starting(host)
+    look = {"check": True, "progress": Progress()}
+    assert await_instance(backend, {}, plan, "key", **look)["ready"] is False
+    assert host.count("systemctl", "stop") == 0
+    up(host)
+    assert await_instance(backend, {}, plan, "key", **look)["ready"] is True
+
+
+def test_a_missing_api_key_is_asked_for_before_anything_else(
+    backend: QuadletBackend, host: Host, plan: dict[str, Any]
+) -> None:
+    with pytest.raises(EngineError, match="requires an API key"):
+        await_instance(backend, {}, plan, None, progress=Progress())
+    assert host.calls == []
+
+
+def test_cache_facts_that_a_version_does_not_tell_are_missing() -> None:
+    old = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
+    assert parse_cache_info(old) == {"num_gpu_blocks": None, "block_size": 16, "kv_cache_size_tokens": None}
+    assert parse_cache_info(b"") == {"num_gpu_blocks": None, "block_size": None, "kv_cache_size_tokens": None}
