@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans a host's instances on the controller, or seals one plan; touches no host. Documented in modules/vllm_plan.py."""
+"""Plans a host's instances on the controller, or seals one plan. Documented in modules/vllm_plan.py."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
         return None
     if not isinstance(facts, dict) or facts.get("schema") != "socle.gpu_facts/1":
         found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
-        raise PlanError(
-            f"facts must be what gpu_facts returned (schema socle.gpu_facts/1), but are {found}; give that."
-        )
+        raise PlanError(f"facts must be a result of gpu_facts (schema socle.gpu_facts/1), but are {found}; give that.")
     return facts
 
 
@@ -131,6 +129,6 @@ def _template(name: str, data: DataPath, task_vars: Mapping[str, Any]) -> Templa
                 raise PlanError(f"chat template {path} cannot be read ({error}); correct its permissions.") from error
             return Template(str(path.resolve()), hashlib.sha256(content).hexdigest())
     raise PlanError(
-        f"chat template {name!r} was looked for in {TEMPLATES}/ of {data.describe()} and as a file beside the inventory "
-        "and not found; correct chat_template of the instance or add the file."
+        f"chat template {name!r} was looked for in {TEMPLATES}/ of {data.describe()} and as a file beside the "
+        "inventory and not found; correct chat_template of the instance or add the file."
     )

@@ -10,10 +10,12 @@ version_added: 0.1.0
 author:
   - The socle authors (@socle-inference)
 description:
-  - Merges model facts, host class, serving profile and the inventory's flag variables into one plan for each instance of a host, and
-    refuses what cannot run before anything on the host is touched. Every flag of a plan carries its origin and its evidence.
+  - Merges model facts, host class, serving profile and the inventory's flag variables into one plan for each
+    instance of a host, and refuses what cannot run before anything on the host is touched. Every flag of a plan
+    carries its origin and its evidence.
   - All errors of one call are reported together in RV(errors).
-  - With O(seal), adds to one plan what was fetched for it (image digest, model content) and computes its fingerprints.
+  - With O(seal), adds to one plan what was fetched for it (image digest, model content) and computes its
+    fingerprints.
   - Runs on the controller only; the host is not contacted.
 extends_documentation_fragment:
   - socle.inference.attributes
@@ -27,23 +29,25 @@ options:
   instances:
     description:
       - The instances of the host by name, usually the variable C(vllm_instances).
-      - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags), C(env), C(image),
-        C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template) and C(slo).
+      - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags),
+        C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template) and C(slo).
       - The value of C(api_key) never enters a plan, a result or a message. Only the fact that there is one does.
-      - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the controller, absolute or
-        relative to the inventory folder.
+      - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the
+        controller, absolute or relative to the inventory folder.
     type: dict
     default: {}
   host_class:
     description:
-      - Name of the host class. Without it, the group of the host that has the name of a known class, else the class that O(facts)
-        name.
+      - Name of the host class. Without it, the group of the host that has the name of a known class, else the class
+        that O(facts) name.
     type: str
   facts:
-    description: The C(gpu_facts) that M(socle.inference.gpu_facts) returned. Without them the hardware is not checked.
+    description: The C(gpu_facts) that M(socle.inference.gpu_facts) returned. Without them the hardware is not
+      checked.
     type: dict
   facts_file:
-    description: A JSON file on the controller with such facts, used when O(facts) is not given, to plan for hosts that are not there yet.
+    description: A JSON file on the controller with such facts, used when O(facts) is not given, to plan for hosts
+      that are not there yet.
     type: path
   layers:
     description: The flag variables of the inventory, weakest first.
@@ -55,8 +59,8 @@ options:
         type: dict
       promoted:
         description:
-          - Promoted settings, usually the variable C(vllm_flags_promoted), by C(<model>--<host class>/<profile>), each with
-            C(flags), C(env), C(image) and C(evidence).
+          - Promoted settings, usually the variable C(vllm_flags_promoted), by C(<model>--<host class>/<profile>),
+            each with C(flags), C(env), C(image) and C(evidence).
         type: dict
       group:
         description: Flags for any other group, usually the variable C(vllm_flags_group).
@@ -65,7 +69,8 @@ options:
         description: Flags for one host, usually the variable C(vllm_flags_host).
         type: dict
   variant:
-    description: The strongest layer of all, a variant of an experiment, with C(name), C(profile), C(flags), C(env) and C(image).
+    description: The strongest layer of all, a variant of an experiment, with C(name), C(profile), C(flags), C(env)
+      and C(image).
     type: dict
   data_path:
     description:
@@ -78,7 +83,8 @@ options:
     type: path
     default: /var/lib/socle
   address:
-    description: The IP address to listen on for instances whose C(expose) is C(address). Without it, the variable C(ansible_host).
+    description: The IP address to listen on for instances whose C(expose) is C(address). Without it, the variable
+      C(ansible_host).
     type: str
   seal:
     description: A plan to seal, and what was fetched for it. Excludes all other options.
@@ -108,8 +114,8 @@ options:
         type: dict
       allow_missing:
         description:
-          - Return the plan unsealed instead of failing when digest, content or secret are missing, as in check mode before a first
-            deployment.
+          - Return the plan unsealed instead of failing when digest, content or secret are missing, as in check mode
+            before a first deployment.
         type: bool
         default: false
 seealso:
@@ -117,8 +123,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Resolve the plans of the host
-  socle.inference.vllm_plan:
+- name: Resolve the plans of the host socle.inference.vllm_plan:
     instances: "{{ vllm_instances }}"
     facts: "{{ gpu_facts_result.gpu_facts }}"
     layers:
@@ -128,12 +133,10 @@ EXAMPLES = r"""
       host: "{{ vllm_flags_host | default({}) }}"
   register: planned
 
-- name: Show the plan of one instance
-  ansible.builtin.debug:
+- name: Show the plan of one instance ansible.builtin.debug:
     msg: "{{ planned.plans.chat | socle.inference.plan_table }}"
 
-- name: Seal it
-  socle.inference.vllm_plan:
+- name: Seal it socle.inference.vllm_plan:
     seal:
       plan: "{{ planned.plans.chat }}"
       image_digest: "{{ image.digest }}"
@@ -181,7 +184,8 @@ templates:
       description: Digest of its content.
       type: str
 plan:
-  description: The plan with C(sealed), C(image_digest), C(content_id), C(launch_fingerprint) and C(environment_fingerprint).
+  description: The plan with C(sealed), C(image_digest), C(content_id), C(launch_fingerprint) and
+    C(environment_fingerprint).
   returned: success, with O(seal)
   type: dict
 missing:
@@ -195,5 +199,5 @@ errors:
   type: list
   elements: str
   sample:
-    - "vllm_instances.chat.model is 'smollm2', which is no known model (known: smollm2-135m-instruct); did you mean 'smollm2-135m-instruct'?"
+    - vllm_instances.chat.port must be a whole number from 1 to 65535, but is the string '80a'; correct it.
 """

@@ -3,8 +3,8 @@
 """Data files on the controller: profiles, suites, workloads, experiments.
 
 The folders of ``socle_data_path`` are searched first, in their order, then the collection itself; the first file of a
-name wins as a whole. ``data_path(option, task_vars)`` gives a DataPath, whose ``names(folder)`` and ``read(folder, name)``
-serve every kind of document.
+name wins as a whole. ``data_path(option, task_vars)`` gives a DataPath, whose ``names(folder)`` and
+``read(folder, name)`` serve every kind of document.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key_node, _value in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key != "<<":
+            if isinstance(key, str):
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"the key {key!r} is written twice", key_node.start_mark
@@ -76,7 +78,7 @@ class DataPath:
         return None
 
     def show(self, path: Path) -> str:
-        """A name that is the same on every controller: relative to the collection, or to the parent of a user's folder."""
+        """A name that is the same on every controller: relative to the collection or a user folder's parent."""
         for root in self.folders:
             if path.is_relative_to(root):
                 return str(path.relative_to(root if root == self._collection else root.parent))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
@@ -64,7 +64,7 @@ class Model:
     repo: str
     revision: str
     served_name: str
-    max_position_embeddings: Optional[int]
+    max_position_embeddings: int | None
     flags: Mapping[str, Any]
     evidence: Mapping[str, Any]
 
@@ -231,7 +231,7 @@ class Catalogue:
         problems = Problems()
         if f"{content['model']}--{content['host_class']}" != name:
             problems.add(
-                f"{origin} is about {content['model']!r} on {content['host_class']!r}, but its file name says {name!r}; "
+                f"{origin} is for {content['model']!r} on {content['host_class']!r}, but its file is called {name!r}; "
                 "make them agree."
             )
         if content["recommended"] not in content["profiles"]:
@@ -272,7 +272,7 @@ class Catalogue:
         return Engine(origin, content["cache_root"], content["env"], content.get("evidence", {}))
 
     def _document(
-        self, folder: str, name: str, check: Check, content_name: Optional[str] = None
+        self, folder: str, name: str, check: Check, content_name: str | None = None
     ) -> tuple[str, dict[str, Any]]:
         key = (folder, name)
         if key not in self._documents:

@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Flag maps and environment maps: what may be written, and how it becomes words for the engine.
 
-A flag map is never a string to be split: ``true`` gives ``--name``; a number or string ``--name value``; a map ``--name``
-and one word of compact sorted JSON; a list ``--name a b c``, since vLLM declares its list flags with nargs="+" (a
-repeated one would replace the former), except those of REPEATED, which it appends. ``null`` removes what a weaker layer
-set. Private to socle.inference.
+A flag map is never a string to be split: ``true`` gives ``--name``; a number or string ``--name value``; a map
+``--name`` and one word of compact sorted JSON; a list ``--name a b c``, since vLLM declares its list flags with
+nargs="+", where a repeated one would replace the former, except those of REPEATED, which it appends. ``null`` removes
+what a weaker layer set. Private to socle.inference.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
@@ -55,7 +55,7 @@ def right_spelling(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-")
 
 
-def _bad_text(value: str) -> Optional[str]:
+def _bad_text(value: str) -> str | None:
     for char, name in _LINE_BREAKERS.items():
         if char in value:
             return name
@@ -83,9 +83,7 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
     if isinstance(value, dict):
         _check_json(value, where, problems)
     elif isinstance(value, bool):
-        problems.add(
-            f"{where} must be a number, a string or a map, but is {describe(value)}; quote it if it is a word."
-        )
+        problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
     elif isinstance(value, float):
         if not math.isfinite(value):
             problems.add(f"{where} must be a finite number, but is {value}; correct it.")
@@ -122,9 +120,7 @@ def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
         return
     if value is False:
         opposite = name[3:] if name.startswith("no-") else f"no-{name}"
-        problems.add(
-            f"{where}.{name} is false, which vLLM has no word for; use '{opposite}: true', or null to remove it."
-        )
+        problems.add(f"{where}.{name} is false, which is no word; use '{opposite}: true', or null to remove it.")
     elif isinstance(value, list):
         if not value:
             problems.add(f"{where}.{name} is an empty list; use null to remove the flag.")
@@ -201,7 +197,7 @@ def render_env(value: Any) -> str:
     return str(value)
 
 
-def parse_size(value: Any) -> Optional[int]:
+def parse_size(value: Any) -> int | None:
     """vLLM's human-readable whole numbers (256k = 256,000, 256K = 262,144); None for "auto" and what is none."""
     if isinstance(value, bool):
         return None

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What people write in vllm_instances and the flag variables, checked before anything else. Private to socle.inference."""
+"""What people write in vllm_instances and the flag variables, checked first. Private to socle.inference."""
 
 from __future__ import annotations
 

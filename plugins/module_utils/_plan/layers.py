@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Setting:
 
     value: Any
     origin: str
-    evidence: Optional[Mapping[str, Any]] = None
+    evidence: Mapping[str, Any] | None = None
 
     def as_source(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
@@ -54,20 +54,20 @@ class Request:
 
     host: str
     instances: Any
-    facts: Optional[Mapping[str, Any]] = None
-    host_class: Optional[str] = None
+    facts: Mapping[str, Any] | None = None
+    host_class: str | None = None
     group_names: Sequence[str] = ()
     layers: Any = field(default_factory=dict)
     variant: Any = None
     state_dir: str = "/var/lib/socle"
-    address: Optional[str] = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
 class Resolution:
     """The plans, and the chat templates that must lie on the host before an instance starts."""
 
-    host_class: Optional[str]
+    host_class: str | None
     plans: dict[str, dict[str, Any]]
     templates: list[dict[str, Any]]
 
@@ -84,7 +84,7 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
     instances = check_instances(raw, problems)
     layers = check_layers(request.layers, catalogue, problems)
     variant = check_variant(request.variant, problems)
-    host_class: Optional[HostClass] = None
+    host_class: HostClass | None = None
     try:
         host_class = _host_class(request, catalogue)
         problems_before = len(problems.sentences)
@@ -160,7 +160,7 @@ def _check_hardware(request: Request, host_class: HostClass, problems: Problems)
             _warning(
                 "hardware-unknown",
                 "info",
-                f"the hardware of {request.host} is not known, so that its GPUs were not checked against {host_class.name}",
+                f"the hardware of {request.host} is not known, so that class {host_class.name} was not checked",
                 "give facts from gpu_facts",
             )
         ]
@@ -226,7 +226,7 @@ def _assign_gpus(
             if request.facts is not None and gpu not in indices and gpu not in by_uuid:
                 problems.add(
                     f"{where} names GPU {gpu}, which {request.host} does not have "
-                    f"(it has {', '.join(str(index) for index in indices) or 'none that its driver shows'}); correct it."
+                    f"(its driver shows {', '.join(str(index) for index in indices) or 'none'}); correct it."
                 )
                 continue
             identity = by_uuid.get(gpu, gpu)
@@ -269,7 +269,7 @@ class _Draft:
         variant: Mapping[str, Any],
         name: str,
         instance: Mapping[str, Any],
-        gpus: Optional[list[Any]],
+        gpus: list[Any] | None,
     ) -> None:
         self.request = request
         self.name = name
@@ -279,7 +279,7 @@ class _Draft:
         self.layers = layers
         self.variant = variant
         self.gpus = gpus
-        self.template: Optional[Template] = None
+        self.template: Template | None = None
         self.model = self._find_model(catalogue)
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
         self.engine: Engine = catalogue.engine()
@@ -331,7 +331,6 @@ class _Draft:
         flags.update(self._own_flags(served, problems))
         if self.instance.get("chat_template"):
             self.template = find_template(self.instance["chat_template"])
-            flags.pop("no-chat-template", None)
             flags["chat-template"] = Setting(CHAT_TEMPLATE_TARGET, f"{self.where}.chat_template")
         env["VLLM_CACHE_ROOT"] = Setting(
             self.engine.cache_root, self.engine.origin, self.engine.evidence.get("cache_root")
@@ -401,15 +400,12 @@ class _Draft:
         }
 
     def _flag_layers(self) -> list[Layer]:
-        promoted = self._promoted()
         return [
             Layer(self.model.origin, self.model.flags, self.model.evidence),
             Layer(self.host_class.origin, self.host_class.flags, self.host_class.evidence),
             Layer(self.profile.origin, self.profile.flags, self.profile.evidence),
             Layer("vllm_flags_class", self.layers["class"]),
-            Layer(
-                self._promoted_origin(), promoted.get("flags", {}), self._promoted_evidence(promoted.get("flags", {}))
-            ),
+            self._promoted_layer("flags"),
             Layer("vllm_flags_group", self.layers["group"]),
             Layer("vllm_flags_host", self.layers["host"]),
             Layer(f"{self.where}.flags", self.instance.get("flags", {})),
@@ -417,12 +413,11 @@ class _Draft:
         ]
 
     def _env_layers(self) -> list[Layer]:
-        promoted = self._promoted()
         return [
             Layer(self.engine.origin, self.engine.env, self.engine.evidence),
             Layer(self.host_class.origin, self.host_class.env, self.host_class.evidence),
             Layer(self.profile.origin, self.profile.env, self.profile.evidence),
-            Layer(self._promoted_origin(), promoted.get("env", {}), self._promoted_evidence(promoted.get("env", {}))),
+            self._promoted_layer("env"),
             Layer(f"{self.where}.env", self.instance.get("env", {})),
             Layer(self._variant_origin(), self.variant.get("env", {})),
         ]
@@ -444,6 +439,10 @@ class _Draft:
     def _promoted(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.layers["promoted"].get(self.profile_key) or {}
         return found
+
+    def _promoted_layer(self, kind: str) -> Layer:
+        values = self._promoted().get(kind, {})
+        return Layer(self._promoted_origin(), values, self._promoted_evidence(values))
 
     def _promoted_origin(self) -> str:
         return f"vllm_flags_promoted[{self.profile_key}]"
@@ -483,7 +482,7 @@ class _Draft:
 
     def _max_model_len(
         self, flags: Mapping[str, Setting], env: Mapping[str, Setting], problems: Problems
-    ) -> Optional[int]:
+    ) -> int | None:
         native = self.model.max_position_embeddings
         setting = flags.get("max-model-len")
         if setting is None:
@@ -496,13 +495,12 @@ class _Draft:
                     f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
                 )
             return None
-        longer_allowed = (
-            "hf-overrides" in flags or str(env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", Setting("0", "")).value) == "1"
-        )
+        allowance = env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+        longer_allowed = "hf-overrides" in flags or (allowance is not None and str(allowance.value) == "1")
         if native is not None and length > native and not longer_allowed:
             problems.add(
-                f"{setting.origin}: max-model-len is {length}, but {self.model.name} has positions for {native}; lower it, "
-                "or set hf-overrides for a scaled position encoding."
+                f"{setting.origin}: max-model-len is {length}, but {self.model.name} has positions for {native}; "
+                "lower it, or set hf-overrides for a scaled position encoding."
             )
         return length
 

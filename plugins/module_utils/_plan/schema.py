@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 
@@ -74,7 +74,7 @@ def known_list(known: Iterable[str]) -> str:
     return ", ".join(sorted(known)) or "none"
 
 
-def text(pattern: Optional[str] = None, expected: str = "a string") -> Check:
+def text(pattern: str | None = None, expected: str = "a string") -> Check:
     compiled = re.compile(pattern) if pattern else None
 
     def check(value: Any, where: str, problems: Problems) -> None:
@@ -98,7 +98,7 @@ def secret() -> Check:
     return check
 
 
-def whole(minimum: Optional[int] = None, maximum: Optional[int] = None) -> Check:
+def whole(minimum: int | None = None, maximum: int | None = None) -> Check:
     limits = "a whole number"
     if minimum is not None and maximum is not None:
         limits += f" from {minimum} to {maximum}"
@@ -172,7 +172,7 @@ def list_of(inner: Check, filled: bool = False) -> Check:
     return check
 
 
-def map_of(inner: Check, key: Optional[str] = None, key_expected: str = "a string") -> Check:
+def map_of(inner: Check, key: str | None = None, key_expected: str = "a string") -> Check:
     compiled = re.compile(key) if key else None
 
     def check(value: Any, where: str, problems: Problems) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import digest, plain
@@ -32,7 +32,7 @@ _SEAL = schema.record(
 )
 
 
-def launch_fingerprint(plan: Mapping[str, Any], secrets_hmac: Optional[str]) -> str:
+def launch_fingerprint(plan: Mapping[str, Any], secrets_hmac: str | None) -> str:
     """Everything whose change must restart the engine, and nothing else."""
     return digest(
         {

@@ -1,0 +1,122 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""vllm_plan as a playbook sees it: run by Ansible, in check mode and not, with a vaulted key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+KEY = "sk-very-secret-0815"
+
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - socle.inference.vllm_plan:
+        instances: "{{ vllm_instances }}"
+        facts_file: "{{ inventory_dir }}/facts.json"
+      register: planned
+    - socle.inference.vllm_plan:
+        seal:
+          plan: "{{ planned.plans.chat }}"
+          image_digest: "sha256:{{ 'a' * 64 }}"
+          content_id: "sha256:{{ 'b' * 64 }}"
+          model_path: /var/lib/socle/models/m
+          secrets_hmac: "hmac-sha256:{{ 'c' * 64 }}"
+      register: sealed
+    - ansible.builtin.debug:
+        msg: "{{ planned.plans.chat | socle.inference.plan_table }}"
+"""
+
+
+def ansible(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """(return code, results by task number, all output)"""
+    done = subprocess.run(
+        [
+            *[str(Path(sys.executable).with_name("ansible-playbook")), "play.yml", "-i", "hosts.yml"],
+            *["--vault-password-file", "vault.pass", *arguments],
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": "/dev/null",
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_NOCOLOR": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    tasks = [task["hosts"]["gpu1"] for task in json.loads(done.stdout)["plays"][0]["tasks"]]
+    return done.returncode, dict(enumerate(tasks)), done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, facts: Any) -> Path:
+    (tmp_path / "vault.pass").write_text("pass\n", encoding="utf-8")
+    (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
+    (tmp_path / "facts.json").write_text(json.dumps({"gpu_facts": facts["cpu"]}), encoding="utf-8")
+    vault = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-vault")),
+            *["encrypt_string", "--vault-password-file", str(tmp_path / "vault.pass"), KEY],
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    indented = "\n".join(f"                {line.strip()}" for line in vault.strip().splitlines()[1:])
+    (tmp_path / "hosts.yml").write_text(
+        f"""
+cpu:
+  hosts:
+    gpu1:
+      # Nothing listens there: a plan must not need the host.
+      ansible_host: 192.0.2.1
+      vllm_instances:
+        chat:
+          model: smollm2-135m-instruct
+          port: "{{{{ 8000 + 3 }}}}"
+          flags: {{default-chat-template-kwargs: {{text: "100% {{ $HOME"}}}}
+          api_key: !vault |
+{indented}
+""",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def test_plan_and_seal_in_check_mode_and_not(folder: Path) -> None:
+    outcomes = []
+    for arguments in ([], ["--check", "--diff"]):
+        code, tasks, output = ansible(folder, *arguments, "-vv")
+        assert code == 0, output
+        assert KEY not in output
+        plan = tasks[0]["plans"]["chat"]
+        assert (tasks[0]["changed"], tasks[1]["changed"]) == (False, False)
+        assert (plan["port"], plan["api_key_required"], plan["host"]) == (8003, True, "gpu1")
+        assert '{"text":"100% { $HOME"}' in plan["argv"]
+        assert tasks[1]["plan"]["sealed"] is True
+        outcomes.append((plan, tasks[1]["plan"]))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_refusal_names_everything_but_the_key(folder: Path) -> None:
+    hosts = (folder / "hosts.yml").read_text(encoding="utf-8")
+    hosts = hosts.replace("model: smollm2-135m-instruct", "model: smollm2").replace("8000 + 3", "800000")
+    (folder / "hosts.yml").write_text(hosts, encoding="utf-8")
+    code, tasks, output = ansible(folder)
+    assert code != 0
+    assert tasks[0]["failed"] is True
+    assert len(tasks[0]["errors"]) == 1 and "800000" in tasks[0]["msg"]
+    assert KEY not in output

@@ -1,0 +1,125 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._plan.flags import (
+    check_env,
+    check_flags,
+    parse_size,
+    render_flag,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("enforce-eager", True, ["--enforce-eager"]),
+        ("max-model-len", 131072, ["--max-model-len", "131072"]),
+        ("max-model-len", "256K", ["--max-model-len", "256K"]),
+        ("gpu-memory-utilization", 0.92, ["--gpu-memory-utilization", "0.92"]),
+        ("max-num-seqs", 0, ["--max-num-seqs", "0"]),
+        ("stream-interval", -1, ["--stream-interval", "-1"]),
+        ("override", "-x y", ["--override=-x y"]),
+        ("chat-template", "50% of $HOME 'x'", ["--chat-template", "50% of $HOME 'x'"]),
+        (
+            "speculative-config",
+            {"num_speculative_tokens": 2, "method": "mtp"},
+            ["--speculative-config", '{"method":"mtp","num_speculative_tokens":2}'],
+        ),
+        ("limit-mm-per-prompt", {"image": 32}, ["--limit-mm-per-prompt", '{"image":32}']),
+        ("default-chat-template-kwargs", {"on": False, "text": "a\nü"}, None),
+        ("cudagraph-capture-sizes", [1, 2, 4], ["--cudagraph-capture-sizes", "1", "2", "4"]),
+        ("lora-modules", [{"name": "a", "path": "/b"}], ["--lora-modules", '{"name":"a","path":"/b"}']),
+        ("middleware", ["a.b", "c.d"], ["--middleware", "a.b", "--middleware", "c.d"]),
+    ],
+)
+def test_flags_become_words(name: str, value: Any, words: list[str] | None) -> None:
+    problems = Problems()
+    check_flags({name: value}, "flags", problems)
+    assert problems.sentences == []
+    if words is None:
+        words = ["--default-chat-template-kwargs", '{"on":false,"text":"a\\n\\u00fc"}']
+    assert render_flag(name, value) == words
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ({"max_num_seqs": 1}, ["'max_num_seqs'", "write 'max-num-seqs'"]),
+        ({"--max-num-seqs": 1}, ["'--max-num-seqs'", "write 'max-num-seqs'"]),
+        ({"maxNumSeqs": 1}, ["'maxNumSeqs'", "write 'max-num-seqs'"]),
+        ({"speculative-config.method": "mtp"}, ["write 'speculative-config' with a map"]),
+        ({"max num seqs": 1}, ["write 'max-num-seqs'"]),
+        ({7: 1}, ["flag name 7"]),
+        ({"enable-prefix-caching": False}, ["is false", "'no-enable-prefix-caching: true'"]),
+        ({"no-enable-prefix-caching": False}, ["'enable-prefix-caching: true'"]),
+        ({"enable-x": True, "no-enable-x": True}, ["both 'enable-x' and 'no-enable-x'"]),
+        ({"x": ""}, ["empty string", "null"]),
+        ({"x": []}, ["empty list", "null"]),
+        ({"x": [True]}, ["x[0]", "but is true"]),
+        ({"x": ["-a"]}, ["x[0]", "leading dash"]),
+        ({"x": "a\nb"}, ["line break"]),
+        ({"x": "a\0b"}, ["NUL"]),
+        ({"x": ["a\rb"]}, ["carriage return"]),
+        ({"x": float("nan")}, ["finite"]),
+        ({"x": {"a": [float("inf")]}}, ["x.a[0]", "finite"]),
+        ({"x": {1: 2}}, ["key 1", "quote it"]),
+        ({"x": datetime.date(2026, 1, 1)}, ["type date", "quote it"]),
+        ({"x": {"a": datetime.date(2026, 1, 1)}}, ["x.a", "type date"]),
+        ({"host": "0.0.0.0"}, ["flags.host", "expose"]),
+        ({"port": 1}, ["set port"]),
+        ({"served-model-name": "a"}, ["served_names"]),
+        ({"api-key": "s3cret"}, ["api_key", "vault"]),
+        ({"model": "a"}, ["set model"]),
+        ("--max-num-seqs 8", ["map of flag names", "string '--max-num-seqs 8'"]),
+        (["x"], ["but is a list"]),
+    ],
+)
+def test_bad_flags_are_told_in_one_sentence(flags: Any, parts: list[str]) -> None:
+    problems = Problems()
+    check_flags(flags, "flags", problems)
+    assert len(problems.sentences) == 1
+    assert [part for part in parts if part not in problems.sentences[0]] == []
+    assert "s3cret" not in problems.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        ({"A-B": "1"}, "'A-B'"),
+        ({"A": True}, "write '1' in quotes"),
+        ({"A": ["x"]}, "but is a list"),
+        ({"A": "x\ny"}, "line break"),
+        ({"VLLM_API_KEY": "s3cret"}, "api_key"),
+        ({"HF_TOKEN": "s3cret"}, "looks like a secret"),
+        ({"VLLM_PORT": 1}, "port"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "gpus"),
+        ({"VLLM_CACHE_ROOT": "/x"}, "cache volume"),
+        ("A=1", "must be a map"),
+    ],
+)
+def test_bad_environment_is_told_in_one_sentence(env: Any, part: str) -> None:
+    problems = Problems()
+    check_env(env, "env", problems)
+    assert len(problems.sentences) == 1
+    assert part in problems.sentences[0]
+    assert "s3cret" not in problems.sentences[0]
+
+
+def test_odd_environment_values_are_data() -> None:
+    problems = Problems()
+    check_env({"A": "50% of $HOME", "B": 2, "C": None, "D": "", "VLLM_MAX_TOKENS_PER_EXPERT": 1}, "env", problems)
+    assert problems.sentences == []
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [(4096, 4096), ("256k", 256_000), ("256K", 262_144), ("25.6k", 25_600), ("1.5K", None), ("auto", None), (-1, None)],
+)
+def test_sizes_are_read_as_vllm_reads_them(value: Any, tokens: int | None) -> None:
+    assert parse_size(value) == tokens

@@ -1,0 +1,61 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._plan.present import (
+    plan_images,
+    plan_models,
+    plan_table,
+    plan_url,
+)
+
+
+def test_the_table_explains_each_value(plan_one: Any) -> None:
+    plan = plan_one({"flags": {"hf-overrides": {"b": 1, "a": 2}}, "expose": "all"})
+    table = "\n".join(plan_table(plan))
+    for pattern in [
+        r"gpu1 chat: small-chat on cpu, profile default, vLLM 0\.26\.0",
+        r"image   registry\.example/vllm:v0\.26\.0 ",
+        r"--max-model-len +4096 +profiles/serving/small-chat--cpu\.yml \(default\): measured",
+        r"--enable-prefix-caching +profiles/serving",
+        r"--hf-overrides +\{\"a\": 2, \"b\": 1\} +vllm_instances\.chat\.flags",
+        r"HF_HUB_OFFLINE +1 +profiles/engine\.yml",
+        r"/models/Small-Chat +read only +known once fetched",
+        r"warning open-endpoint: .*api_key",
+    ]:
+        assert re.search(pattern, table), pattern
+    flags = [line.split()[0] for line in plan_table(plan) if line.strip().startswith("--")]
+    assert flags == [word for word in plan["argv"] if word.startswith("--")]
+
+
+def test_a_key_shows_as_its_name(plan_one: Any) -> None:
+    table = "\n".join(plan_table(plan_one({"api_key": "sk-very-secret"})))
+    assert "VLLM_API_KEY  (secret api_key)" in table
+    assert "sk-very-secret" not in table
+
+
+def test_models_and_images_are_listed_once(plan_all: Any) -> None:
+    chat = {"model": "small-chat"}
+    plans = plan_all({"a": chat, "b": {**chat, "port": 1}, "c": {**chat, "port": 2, "image": "other:1"}}).plans
+    model = {"name": "small-chat", "hub": "modelscope", "repo": "org/Small-Chat", "revision": "master"}
+    assert plan_models(plans) == [model]
+    assert plan_models([plans, plans]) == [model]
+    assert plan_images(plans) == ["other:1", "registry.example/vllm:v0.26.0"]
+    assert plan_models({}) == []
+
+
+@pytest.mark.parametrize(
+    ("expose", "address", "url"),
+    [
+        ("loopback", None, "http://127.0.0.1:8000"),
+        ("all", None, "http://127.0.0.1:8000"),
+        ("address", "192.0.2.7", "http://192.0.2.7:8000"),
+        ("address", "2001:db8::7", "http://[2001:db8::7]:8000"),
+    ],
+)
+def test_the_url_is_one_that_the_host_reaches(plan_one: Any, expose: str, address: str | None, url: str) -> None:
+    assert plan_url(plan_one({"expose": expose}, address=address)) == url
