@@ -54,8 +54,8 @@ options:
     default: {}
   thinking:
     description:
-      - Whether the model has a thinking mode. Workloads whose C(thinking) is V(auto) then switch it on; for other models
-        nothing is sent.
+      - Whether the model has a thinking mode. Workloads whose C(thinking) is V(auto) then switch it on; for other
+        models nothing is sent.
     type: bool
     default: false
   data_path:

@@ -1,13 +1,12 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Downloads the pinned wheels and packs them, with the requirements, into one archive: fetch_wheels.py REQUIREMENTS FOLDER
+"""Downloads the pinned wheels and packs them, with the requirements, into one archive.
 
-Runs on the controller. The archive appears whole or not at all, also when two runs meet.
+fetch_wheels.py REQUIREMENTS FOLDER. Runs on the controller. The archive appears whole or not at all, also when two runs meet.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,7 @@ def main(requirements: Path, folder: Path) -> None:
         archive = Path(part, "wheels.tar")
         with tarfile.open(archive, "w") as tar:
             tar.add(wheels, "wheels")
-        os.replace(archive, folder / "wheels.tar")
+        archive.replace(folder / "wheels.tar")
 
 
 if __name__ == "__main__":
