@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Downloads the pinned wheels and packs them, with the requirements, into one archive.
 
-fetch_wheels.py REQUIREMENTS FOLDER. Runs on the controller. The archive appears whole or not at all, also when two runs meet.
+Runs on the controller as: fetch_wheels.py REQUIREMENTS FOLDER
+The archive appears whole or not at all, also when two runs meet.
 """
 
 from __future__ import annotations
