@@ -171,9 +171,7 @@ def test_bus_ids_are_spelt_as_by_the_kernel(text: str, expected: str) -> None:
 
 
 def test_other_formats() -> None:
-    proprietary = (
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024\nGCC version: 12"
-    )
+    proprietary = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024\nGCC version: 12"
     assert parse_driver_version(proprietary) == "535.183.01"
     assert parse_driver_version("") is None
     assert parse_os_release("ID=arch\n# VERSION_ID=1\n") == {"id": "arch", "version_id": None}

@@ -47,7 +47,7 @@ def ansible(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         cwd=folder,
         env={
             **os.environ,
-            "ANSIBLE_CONFIG": "/dev/null",
+            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_NOCOLOR": "1",
@@ -57,13 +57,15 @@ def ansible(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         timeout=120,
         check=False,
     )
-    tasks = [task["hosts"]["gpu1"] for task in json.loads(done.stdout)["plays"][0]["tasks"]]
+    assert "{" in done.stdout, done.stderr
+    tasks = [task["hosts"]["gpu1"] for task in json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]]
     return done.returncode, dict(enumerate(tasks)), done.stdout + done.stderr
 
 
 @pytest.fixture
 def folder(tmp_path: Path, facts: Any) -> Path:
     (tmp_path / "vault.pass").write_text("pass\n", encoding="utf-8")
+    (tmp_path / "ansible.cfg").write_text("[defaults]\n", encoding="utf-8")
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
     (tmp_path / "facts.json").write_text(json.dumps({"gpu_facts": facts["cpu"]}), encoding="utf-8")
     vault = subprocess.run(
