@@ -220,6 +220,8 @@ def test_a_server_that_ignores_ranges_starts_the_file_over(ensure: Ensure, hub: 
     hub.add_rule(path=ON_STORAGE, drop_after=150_000)
     hub.add_rule(path=ON_STORAGE, ignore_range=True, count=-1)
     assert contents(Path(ensure()["path"])) == contents(folder)
+    asked = [request for request in hub.requests if request["path"].startswith("/cdn/") and WEIGHTS in str(request)]
+    assert len(asked) == 2, "what came before the drop was put aside, not mixed with the new start"
 
 
 def test_drops_without_progress_end_with_a_message(ensure: Ensure, hub: HubSimulator, store: Path) -> None:
@@ -312,6 +314,8 @@ def test_killed_anywhere_while_publishing_a_rerun_converges(
                 died = False
             except Death:
                 died = True
+        for name in published(store):
+            assert set(contents(base(store) / "rev" / name)) == set(contents(folder)), "no revision is there in part"
         if (store / "Model").is_symlink():
             assert set(contents((store / "Model").resolve())) == set(contents(folder))
         result = ensure()
@@ -360,8 +364,10 @@ def test_check_mode_writes_nothing_and_says_what_would_come(ensure: Ensure, stor
     assert result["plan"]["free"] > 0
     assert not store.exists()
     path = ensure()["path"]
+    os.utime(Path(path) / WEIGHTS)
     before = {entry: entry.lstat() for entry in store.rglob("*")}
     assert not ensure(check=True)["changed"]
+    assert {entry: entry.lstat() for entry in store.rglob("*")} == before
     flip_byte(Path(path) / WEIGHTS)
     before = {entry: entry.lstat() for entry in store.rglob("*")}
     assert ensure(check=True)["plan"]["missing"] == [WEIGHTS]
