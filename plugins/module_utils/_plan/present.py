@@ -99,17 +99,9 @@ def _each(plans: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def plan_models(plans: Any) -> list[dict[str, str]]:
-    """Each model once: what the model store must hold."""
-    found = {
-        (plan["model"]["hub"], plan["model"]["repo"], plan["model"]["revision"]): {
-            "name": str(plan["model"]["name"]),
-            "hub": str(plan["model"]["hub"]),
-            "repo": str(plan["model"]["repo"]),
-            "revision": str(plan["model"]["revision"]),
-        }
-        for plan in _each(plans)
-    }
-    return [found[key] for key in sorted(found)]
+    """Each model once, as role model_store takes it: what the store must hold."""
+    found = {(str(plan["model"]["repo"]), str(plan["model"]["revision"])) for plan in _each(plans)}
+    return [{"repo": repo, "revision": revision} for repo, revision in sorted(found)]
 
 
 def plan_images(plans: Any) -> list[str]:
@@ -117,11 +109,11 @@ def plan_images(plans: Any) -> list[str]:
     return sorted({str(plan["image"]) for plan in _each(plans)})
 
 
-def plan_url(plan: Mapping[str, Any]) -> str:
-    """The base URL at which the host itself reaches the instance."""
-    address = str(plan["sources"]["host"]["value"])
-    if address == "0.0.0.0":
-        address = "127.0.0.1"
-    if ":" in address:
-        address = f"[{address}]"
-    return f"http://{address}:{plan['port']}"
+def plan_url(plan: Mapping[str, Any], location: str = "host", address: str | None = None) -> str:
+    """The base URL: as the instance's own host reaches it, or for *location* "controller" at the host's *address*."""
+    bound = str(plan["sources"]["host"]["value"])
+    if bound == "0.0.0.0":
+        bound = str(address) if location == "controller" and address else "127.0.0.1"
+    if ":" in bound:
+        bound = f"[{bound}]"
+    return f"http://{bound}:{plan['port']}"

@@ -120,6 +120,7 @@ def test_a_gpu_that_the_driver_lost_comes_last(host: Host) -> None:
     host.pci("0000:00:05.0")
     host.pci("0000:00:06.0")
     host.commands = {"nvidia-smi": (0, SMI)}
+    assert host.facts()["driver"] == {"version": "580.159.04", "error": None}
     assert [(gpu["pci_bus_id"], gpu["index"]) for gpu in host.facts()["gpus"]] == [
         ("0000:00:06.0", 0),
         ("0000:00:05.0", None),

@@ -41,7 +41,7 @@ def test_a_key_shows_as_its_name(plan_one: Any) -> None:
 def test_models_and_images_are_listed_once(plan_all: Any) -> None:
     chat = {"model": "small-chat"}
     plans = plan_all({"a": chat, "b": {**chat, "port": 1}, "c": {**chat, "port": 2, "image": "other:1"}}).plans
-    model = {"name": "small-chat", "hub": "modelscope", "repo": "org/Small-Chat", "revision": "master"}
+    model = {"repo": "org/Small-Chat", "revision": "master"}
     assert plan_models(plans) == [model]
     assert plan_models([plans, plans]) == [model]
     assert plan_images(plans) == ["other:1", "registry.example/vllm:v0.26.0"]
@@ -59,3 +59,11 @@ def test_models_and_images_are_listed_once(plan_all: Any) -> None:
 )
 def test_the_url_is_one_that_the_host_reaches(plan_one: Any, expose: str, address: str | None, url: str) -> None:
     assert plan_url(plan_one({"expose": expose}, address=address)) == url
+
+
+@pytest.mark.parametrize(
+    ("expose", "url"),
+    [("loopback", "http://127.0.0.1:8000"), ("all", "http://192.0.2.9:8000"), ("address", "http://192.0.2.7:8000")],
+)
+def test_from_the_controller_an_open_port_is_at_the_host_s_address(plan_one: Any, expose: str, url: str) -> None:
+    assert plan_url(plan_one({"expose": expose}, address="192.0.2.7"), "controller", "192.0.2.9") == url

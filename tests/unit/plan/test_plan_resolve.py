@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._plan.instances import withhold_secrets
 
 KEY = "sk-very-secret-0815"
 PROMOTED = "small-chat--cpu/default"
@@ -295,3 +296,19 @@ def test_the_order_of_writing_does_not_matter(plan_all: Any) -> None:
     assert json.dumps(plan_all({"chat": one}).plans) == json.dumps(plan_all({"chat": two}).plans).replace(
         '{"y": 2, "x": 1}', '{"x": 1, "y": 2}'
     )
+
+
+@pytest.mark.parametrize(("key", "word"), [(KEY, "withheld"), (None, None), ("", False), ([KEY], False)])
+def test_a_key_is_taken_out_before_anything_else(key: Any, word: Any) -> None:
+    written = {"chat": {**CHAT, "api_key": key}, "other": CHAT}
+    taken_out = withhold_secrets(written)
+    assert taken_out == {"chat": {**CHAT, "api_key": word}, "other": CHAT}
+    assert withhold_secrets(taken_out) == taken_out
+    assert written["chat"]["api_key"] == key
+
+
+def test_another_number_of_gpus_than_the_profile_s_is_a_warning(plan_one: Any, facts: Any) -> None:
+    changes = {"facts": facts["gpu"], "host_class": "a800_pcie_80g"}
+    assert plan_one({"gpus": [0, 1]}, **changes)["warnings"] == []
+    plan = plan_one({"gpus": [0], "flags": {"tensor-parallel-size": None}}, **changes)
+    assert [warning["id"] for warning in plan["warnings"]] == ["gpu-count"]
