@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
 
         skipped: Skipped = Counter()
         fresh: dict[str, list[Record]] = {}
-        collected = size = 0
+        received = collected = size = 0
         after = ""
         complete = False
         for _page in range(MAX_PAGES):
@@ -64,6 +64,7 @@ class ActionModule(ActionBase):
                 return result
             # From here on everything comes from the host, and is checked before it is used.
             for name, text in _received(page, skipped):
+                received += 1
                 size += len(text)
                 try:
                     record = check_spooled(name, text, host)
@@ -95,6 +96,7 @@ class ActionModule(ActionBase):
             result.setdefault("warnings", []).append(warning)
         result.update(
             changed=False,
+            received=received,
             collected=collected,
             known=len(have) + (0 if self._task.check_mode else collected),
             complete=complete,

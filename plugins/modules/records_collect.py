@@ -58,6 +58,10 @@ collected:
   description: How many records were new. In check mode, how many would be.
   returned: success
   type: int
+received:
+  description: How many records the host sent; 0 when there was nothing new.
+  returned: success
+  type: int
 known:
   description: How many records of the host the controller has now.
   returned: success

@@ -115,6 +115,17 @@ def test_a_thousand_hostile_files_are_counted_and_nothing_else(tmp_path: Path) -
     assert path.exists()
 
 
+def test_linked_folders_are_not_read(tmp_path: Path) -> None:
+    write_collected(tmp_path / "elsewhere", "gpu1", *make())
+    root = tmp_path / "r"
+    (root / "gpu2").mkdir(parents=True)
+    (root / "gpu1").symlink_to(tmp_path / "elsewhere/gpu1")
+    (root / "gpu2/chat").symlink_to(tmp_path / "elsewhere/gpu1/chat")
+    tree, skipped = read_tree(root, ["gpu1", "gpu2"])
+    assert tree == {} and skipped == {"outside of the folders of host and instance": 2}
+    assert digests_below(root, "gpu1") == []
+
+
 def test_newest_bounds_the_files_of_each_kind(tmp_path: Path) -> None:
     for minute in range(10):
         write_collected(tmp_path, "gpu1", *make("acceptance", minute))

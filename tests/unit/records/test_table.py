@@ -103,6 +103,10 @@ def test_lines_fit_the_width_and_align_with_wide_characters() -> None:
     assert len(starts) == 1
 
 
+def test_the_width_of_characters() -> None:
+    assert [text_width(text) for text in ("ab", "\u63a8\u7406", "e\u0301", "\u2026")] == [2, 4, 1, 1]
+
+
 def test_control_characters_do_not_reach_the_terminal() -> None:
     text = status_table([{"host": "a\x1b[31mb\nc\u202ed\u2028e", "model": "{{ 1 + 1 }}"}])
     assert len(text.splitlines()) == 2 and "\x1b" not in text and "\u202e" not in text
