@@ -193,9 +193,10 @@ class Backend(ABC):
     def _systemctl(self, *argv: str, timeout_s: float = 60.0) -> Completed[str]:
         done = self._runner(["systemctl", *argv], timeout_s=timeout_s)
         if done.returncode != 0:
+            words = [word for word in argv if not word.startswith("--")]
+            reason = " ".join(done.stderr.split()).rstrip(".") or f"exit status {done.returncode}"
             raise EngineError(
-                f"systemctl {' '.join(argv)} failed: {done.stderr.strip() or f'exit status {done.returncode}'}; look"
-                " at it with 'systemctl status' on the host.",
+                f"systemctl {' '.join(words)} failed: {reason}; look at it with 'systemctl status' on the host.",
                 cmd=["systemctl", *argv],
                 rc=done.returncode,
                 stderr=done.stderr,

@@ -141,6 +141,10 @@ class Files:
             os.fsync(stream.fileno())
         staged.replace(path)
 
+    def ensure_folder(self, path: Path) -> None:
+        """A folder that is there, with all above it."""
+        path.mkdir(parents=True, exist_ok=True)
+
     def make_folder(self, path: Path, texts: dict[str, str]) -> None:
         """A new folder with these files; it appears whole or not at all."""
         staged = path.with_name(f".{path.name}.new")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -32,6 +33,8 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+LOCK_TIMEOUT_S = 30
 
 SCHEMA = "socle.generation/1"
 
@@ -168,12 +171,19 @@ class Launcher:
         folder = self._dir / instance
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w", encoding="utf-8") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise EngineError(
-                    f"Cannot change {instance}: another run is changing it at this moment; wait for that run to end."
-                ) from error
+            # A run whose terminal was closed may go on for a moment; a launch itself takes seconds.
+            deadline = time.monotonic() + LOCK_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise EngineError(
+                            f"Cannot change {instance}: another run has been changing it for {LOCK_TIMEOUT_S} s; "
+                            f"wait for that run to end."
+                        ) from error
+                time.sleep(0.2)
             yield
 
     def _state_file(self, instance: str, number: int) -> Path:
@@ -269,6 +279,10 @@ class Launcher:
             # Written before anything else changes: an interrupted run must not leave "started" behind.
             self._note(instance, reuse, **({"applied": "prepared"} if needed else {}), **forgiven)
         if needed:
+            for mount in plan.get("mounts") or []:
+                # Podman refuses to start a container whose mount has no source.
+                if mount["kind"] == "cache":
+                    files.ensure_folder(Path(mount["source"]))
             if installed != text:
                 files.write(unit_file, text)
             backend.reload()

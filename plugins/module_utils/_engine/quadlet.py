@@ -327,7 +327,7 @@ class QuadletBackend(Backend):
                 (line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given"
             )
             raise EngineError(
-                f"Cannot pull image {reference}: {reason.strip()}; check the name, the registry and the host's way to it,"
+                f"Cannot pull image {reference}: {reason.strip()}; check the name, the registry and the way to it,"
                 " or load the image on the host by other means.",
                 rc=done.returncode,
                 stderr=done.stderr,

@@ -115,6 +115,15 @@ def test_a_host_without_podman_is_told_what_to_install() -> None:
         backend.version()
 
 
+def test_a_failing_systemctl_is_one_sentence(backend: QuadletBackend, host: Host, monkeypatch: Any) -> None:
+    monkeypatch.setattr(host, "_answer", lambda *_: (1, "", "System has not been booted.\nHost is down\n"))
+    with pytest.raises(EngineError) as caught:
+        backend.state("chat")
+    assert caught.value.message.startswith(
+        "systemctl show vllm-chat.service failed: System has not been booted. Host is"
+    )
+
+
 def test_the_runner_watches_standard_error() -> None:
     seen: list[str] = []
     code = "import sys; print('out'); print('one', file=sys.stderr); print('two', file=sys.stderr); sys.exit(3)"

@@ -27,6 +27,13 @@ def launcher(backend: QuadletBackend, tmp_path: Path) -> Launcher:
     return Launcher(backend, tmp_path / "instances", Files())
 
 
+@pytest.fixture
+def plan(plan: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The lab's plan, with a cache that a launch may make."""
+    plan["mounts"][1]["source"] = str(tmp_path / "cache" / "abc")
+    return plan
+
+
 def info(backend: QuadletBackend, tmp_path: Path) -> dict[str, Any]:
     return list_instances(backend, tmp_path / "instances", Files())[0]
 
@@ -39,6 +46,7 @@ def test_a_first_launch_starts_and_a_second_does_nothing(
     unit = tmp_path / "systemd" / "vllm-chat.container"
     assert unit.read_text() == backend.render(plan)
     assert (tmp_path / "instances/chat/current").resolve().name == "1"
+    assert (tmp_path / "cache/abc").is_dir()
     second = launcher.start(plan)
     assert (second["changed"], second["action"], second["generation"]) == (False, "none", 1)
     assert host.restarts == 1 and host.count("systemctl", "daemon-reload") == 1
@@ -115,6 +123,9 @@ class FusedFiles(Files):
 
     def write(self, path: Path, text: str, mode: int = 0o644) -> None:
         self.fuse.around(lambda: Files.write(self, path, text, mode))
+
+    def ensure_folder(self, path: Path) -> None:
+        self.fuse.around(lambda: Files.ensure_folder(self, path))
 
     def make_folder(self, path: Path, texts: dict[str, str]) -> None:
         self.fuse.around(lambda: Files.make_folder(self, path, texts))
@@ -264,6 +275,7 @@ def test_foreign_and_half_written_folders_are_left_out_with_a_warning(
         assert any(name in warning for warning in warnings), name
     # Numbers go on behind what cannot be read.
     assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 3
+    assert (instances / "chat/current").resolve().name == "3"
 
 
 def test_a_host_without_instances_has_none(backend: QuadletBackend, tmp_path: Path) -> None:

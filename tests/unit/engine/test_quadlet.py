@@ -50,6 +50,10 @@ def systemd_reads(text: str) -> list[str]:
     words: list[str] = []
     for match in re.finditer(r'"((?:[^"\\]|\\.)*)"|(\S+)', text):
         word = re.sub(r"\\(.)", r"\1", match[1]) if match[1] is not None else match[2]
+        plain = word.replace("%%", "").replace("$$", "")
+        if not words and word.startswith("ExecStart="):
+            plain = ""
+        assert "%" not in plain.replace("%t/%N", "") and "$" not in plain, f"systemd would expand {word}"
         words.append(word.replace("%%", "%").replace("$$", "$"))
     return words
 

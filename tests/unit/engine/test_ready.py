@@ -200,6 +200,7 @@ def test_the_old_engine_does_not_count_while_a_restart_is_queued(
     host.job = 7
     clock.at[3] = lambda: setattr(host, "job", 0)
     assert waiter(backend, url(engine), clock).wait()["waited_s"] >= 3
+    assert host.reads == 0 and host.count("podman") == 0
 
 
 def test_a_known_fatal_line_stops_the_unit_and_names_the_cause(

@@ -15,7 +15,7 @@ GOOD = ["startup-gpu-v0.26.0.log", "startup-gpu-fp8-eager-v0.26.0.log", "startup
 
 MESSAGES = {
     "unknown_flag": "vllm serve: error: unrecognized arguments: --no-such-flag",
-    "bad_flag_value": "vllm serve: error: argument --dtype: invalid choice: 'x' (choose from 'auto')",
+    "bad_flag_value": "vllm serve: error: argument --dtype: invalid choice: 'x' (choose from x)",
     "speculative_config": "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
     "tool_parser": "KeyError: 'invalid tool call parser: hermez (chose from { hermes })'",
     "reasoning_parser": "KeyError: \"Reasoning parser 'x' not found.\"",
@@ -27,8 +27,8 @@ MESSAGES = {
     "max_model_len": "Value error, User-specified max_model_len (9999) is greater than the derived max_model_len (1)",
     "no_cache_memory": "ValueError: No available memory for the cache blocks. Try increasing",
     "cache_too_small": (
-        "ValueError: To serve at least one request with the models's max seq len (262144), (16.0 GiB KV cache is needed,"
-        " which is larger than the available KV cache memory (7.5 GiB). Based on the available memory, the estimated"
+        "ValueError: To serve at least one request with the models's max seq len (262144), (16.0 GiB KV cache is needed"
+        ", which is larger than the available KV cache memory (7.5 GiB). Based on the available memory, the estimated"
         " maximum model length is 122880."
     ),
     "load_memory": "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
