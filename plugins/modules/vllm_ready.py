@@ -99,6 +99,14 @@ kv_cache:
   description: C(num_gpu_blocks), C(block_size) and C(kv_cache_size_tokens) (vLLM 0.24 and newer) from the metrics.
   returned: when ready
   type: dict
+started:
+  description: When the wait began, UTC.
+  returned: always
+  type: str
+finished:
+  description: When it ended, UTC.
+  returned: always
+  type: str
 unit:
   description: State of the unit.
   returned: always
@@ -119,6 +127,7 @@ stopped:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.ready import await_instance
@@ -141,6 +150,7 @@ def main() -> None:
         required_one_of=[("instance", "plan"), ("port", "plan")],
         supports_check_mode=True,
     )
+    started = utc_now()
     try:
         result = await_instance(
             QuadletBackend(run),
@@ -151,8 +161,8 @@ def main() -> None:
             check=module.check_mode,
         )
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(changed=False, **result)
+        module.fail_json(msg=str(error), started=started, finished=utc_now(), **error.fields)
+    module.exit_json(changed=False, started=started, finished=utc_now(), **result)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Lab
 CAP_SYS_RESOURCE = 24
 GIB = 1024**3
 
-NOFILE = 1048576
-"""What a host gets where the machine allows it."""
+LIMIT = 1048576
+"""Open files and processes of a host, where limits can be raised."""
+
+LOW_LIMIT = 20000
+"""The same where they cannot: above it Podman 4.3 with runc fails, though the caller's own limit is higher."""
 
 PROGRAMS = {
     "podman": "podman",
@@ -61,12 +64,14 @@ def bounded_limit(hard: int, wanted: int) -> int:
 
 def inspect_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
     """Read the facts of this machine."""
+    sys_resource = has_capability((proc / "self/status").read_text(), CAP_SYS_RESOURCE)
+    wanted = LIMIT if sys_resource else LOW_LIMIT
     return Machine(
         # Only the unified tree has this file at its root.
         unified_cgroups=(cgroup / "cgroup.controllers").is_file(),
-        sys_resource=has_capability((proc / "self/status").read_text(), CAP_SYS_RESOURCE),
-        nofile=bounded_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1], NOFILE),
-        nproc=bounded_limit(resource.getrlimit(resource.RLIMIT_NPROC)[1], NOFILE),
+        sys_resource=sys_resource,
+        nofile=bounded_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1], wanted),
+        nproc=bounded_limit(resource.getrlimit(resource.RLIMIT_NPROC)[1], wanted),
         architecture=platform.machine(),
     )
 

@@ -1,0 +1,84 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the playbooks decide from plans, facts and records: whether something is due, and what goes into a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BENCHMARK_CHOICES = ("missing", "always", "never")
+
+
+def deploy_recorded(state: Mapping[str, Any], plan: Mapping[str, Any], generation: int) -> bool:
+    """Whether the records already tell of this *generation* with the launch of the sealed *plan*."""
+    known = state["instances"].get(plan["instance"], {})
+    return known.get("fingerprint") == plan["launch_fingerprint"] and known.get("generation") == generation
+
+
+def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a deploy record from what role vllm_service found: how it started, and what the engine offers."""
+    ready = result["ready"]
+    return {
+        "action": result["launch"]["action"],
+        "ready_s": ready.get("ready_s"),
+        "waited_s": ready.get("waited_s"),
+        "milestones": ready.get("milestones") or {},
+        "engine_version": ready.get("engine_version"),
+        "max_model_len": ready.get("max_model_len"),
+        "models": ready.get("models"),
+        "kv_cache": ready.get("kv_cache"),
+    }
+
+
+def facts_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says about the host, from gpu_facts."""
+    gpus = facts.get("gpus") or []
+    return {
+        "driver": (facts.get("driver") or {}).get("version"),
+        "gpus": [gpu.get("product") for gpu in gpus],
+        "cpu": (facts.get("cpu") or {}).get("model"),
+        "cores": (facts.get("cpu") or {}).get("cores"),
+        "kernel": facts.get("kernel"),
+        "engine": facts.get("engine"),
+    }
+
+
+def benchmark_due(state: Mapping[str, Any], running: Mapping[str, Any], choice: str = "missing") -> list[str]:
+    """Names of the instances that are to be measured.
+
+    *running* is what vllm_instances_info returned. With *choice* "missing" an instance is due when its present launch
+    has no benchmark on record; "always" and "never" say so for all of them.
+    """
+    if choice not in BENCHMARK_CHOICES:
+        raise ValueError(f"socle_benchmark is {choice!r}; use one of {', '.join(BENCHMARK_CHOICES)}.")
+    names = sorted(name for name, found in running.items() if found.get("plan"))
+    if choice == "missing":
+        return [name for name in names if not _measured(state["instances"].get(name, {}), running[name])]
+    return names if choice == "always" else []
+
+
+def _measured(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    return bool(known.get("benchmark")) and known.get("fingerprint") == found.get("launch_fingerprint")
+
+
+def acceptance_failure(acceptance: Mapping[str, Any]) -> str:
+    """One sentence for each check that did not pass: what was expected, what was found, what to do."""
+    lines = [
+        f"{check['id']}: expected {check['expected']}, found {check['found']}."
+        + (f" {check['remedy']}" if check.get("remedy") else "")
+        for check in acceptance["checks"]
+        if check["status"] in ("failed", "error")
+    ]
+    return "\n".join(lines) or "The probe could not check anything."
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {
+            "acceptance_failure": acceptance_failure,
+            "benchmark_due": benchmark_due,
+            "deploy_recorded": deploy_recorded,
+            "deploy_results": deploy_results,
+            "facts_environment": facts_environment,
+        }
