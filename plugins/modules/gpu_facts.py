@@ -39,10 +39,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Read what the host is socle.inference.gpu_facts:
+- name: Read what the host is
+  socle.inference.gpu_facts:
   register: gpu_facts_result
 
-- name: Show its GPUs ansible.builtin.debug:
+- name: Show its GPUs
+  ansible.builtin.debug:
     msg: "{{ gpu_facts_result.gpu_facts.gpus | map(attribute='product') }}"
 """
 

@@ -123,7 +123,8 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Resolve the plans of the host socle.inference.vllm_plan:
+- name: Resolve the plans of the host
+  socle.inference.vllm_plan:
     instances: "{{ vllm_instances }}"
     facts: "{{ gpu_facts_result.gpu_facts }}"
     layers:
@@ -133,10 +134,12 @@ EXAMPLES = r"""
       host: "{{ vllm_flags_host | default({}) }}"
   register: planned
 
-- name: Show the plan of one instance ansible.builtin.debug:
+- name: Show the plan of one instance
+  ansible.builtin.debug:
     msg: "{{ planned.plans.chat | socle.inference.plan_table }}"
 
-- name: Seal it socle.inference.vllm_plan:
+- name: Seal it
+  socle.inference.vllm_plan:
     seal:
       plan: "{{ planned.plans.chat }}"
       image_digest: "{{ image.digest }}"
