@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Podman with Quadlet: a plan becomes a ``.container`` file. Private to socle.inference.
 
-Where the API key goes: into Podman's secret store, and from there into the engine's environment
-(``Secret=...,type=env``). Measured with Podman 5.4.2: ``podman inspect`` shows only the secret's name, whereas
-``EnvironmentFile=`` puts the value itself into ``Config.Env`` (and into Podman's database). A file read with vLLM's
-``--config`` would not do: vLLM logs all non-default arguments, the key among them.
+Where the API key goes: into Podman's secret store, and from there into the engine's environment. ``EnvironmentFile=``
+would put the value into ``Config.Env`` of ``podman inspect`` and into Podman's database (measured with 5.4.2), and a
+file read with vLLM's ``--config`` into the log, since vLLM logs all non-default arguments. ``Secret=...,type=env`` is
+masked by ``podman inspect`` from 5.3 on (podman #23788, PR 23959); before, the secret is mounted as a file and a line
+of shell in front of the engine reads it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ KEY_SINCE: dict[str, Version] = {
 
 FALLBACK = {"ShmSize": "--shm-size={}", "StopTimeout": "--stop-timeout={}", "Notify": "--sdnotify={}"}
 """The same by PodmanArgs=, which come after Quadlet's own arguments and win."""
+
+MASKED_SINCE: Version = (5, 3, 0)
+"""First Podman whose inspect hides secrets of type env."""
+
+ENTRYPOINT = "vllm serve"
+"""What the images start; needed where a line of shell takes its place."""
 
 UNIT_DIR = Path("/etc/containers/systemd")
 
@@ -180,9 +187,15 @@ def render(plan: dict[str, Any], version: Version) -> str:
     for key, value in sorted((plan.get("env") or {}).items()):
         _checked(_ENV_NAME, key, "name of an environment variable", "letters, digits and '_'")
         add("Environment", quote(f"{key}={value}", "environment variable"))
+    exports = []
     for secret in plan.get("secrets") or []:
         target = _checked(_ENV_NAME, secret["target"], "name of a secret's variable", "letters, digits and '_'")
-        add("Secret", f"{secret_name(instance, secret['name'])},type=env,target={target}")
+        kind = "env" if version >= MASKED_SINCE else "mount"
+        add("Secret", f"{secret_name(instance, secret['name'])},type={kind},target={target}")
+        exports.append(f'export {target}="$(cat /run/secrets/{target})"')
+    if exports and version < MASKED_SINCE:
+        script = "; ".join([*exports, f'exec {ENTRYPOINT} "$@"'])
+        podman_args.append(quote("--entrypoint=" + json.dumps(["sh", "-c", script, "vllm"])))
     # Podman runs it with the container's shell. No quotes: Podman before 5.8.2 loses them.
     add("HealthCmd", f"curl --noproxy {address.strip('[]')} -fsS -o /dev/null http://{address}:{port}/health")
     add("HealthInterval", f"{HEALTH_INTERVAL_S}s")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -131,10 +132,21 @@ def test_each_gpu_is_passed_by_cdi(plan: dict[str, Any]) -> None:
 def test_an_older_podman_gets_no_key_that_it_does_not_know(
     plan: dict[str, Any], version: tuple[int, int, int], arguments: list[str]
 ) -> None:
+    plan["secrets"] = []
     unit = render(plan, version)
     assert lines(unit, "PodmanArgs") == arguments
     assert bool(lines(unit, "Notify")) == (version >= (5, 0, 0))
     assert bool(lines(unit, "ShmSize")) == (version >= (4, 7, 0))
+
+
+def test_a_podman_whose_inspect_shows_secrets_gets_them_as_files(plan: dict[str, Any]) -> None:
+    unit = render(plan, (5, 2, 5))
+    assert lines(unit, "Secret") == ["socle-chat-api_key,type=mount,target=VLLM_API_KEY"]
+    (word,) = systemd_reads(lines(unit, "PodmanArgs")[0])
+    script = 'export VLLM_API_KEY="$(cat /run/secrets/VLLM_API_KEY)"; exec vllm serve "$@"'
+    assert json.loads(word.removeprefix("--entrypoint=")) == ["sh", "-c", script, "vllm"]
+    assert lines(render(plan, (5, 3, 0)), "Secret") == ["socle-chat-api_key,type=env,target=VLLM_API_KEY"]
+    assert "--entrypoint" not in render({**plan, "secrets": []}, (5, 2, 5))
 
 
 def test_a_podman_without_what_is_needed_is_refused_with_the_way_out(plan: dict[str, Any]) -> None:
