@@ -1,15 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
+# ruff: noqa: E402  # A plugin's imports follow its documentation blocks, by Ansible's rule.
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-from ansible.plugins.inventory import BaseInventoryPlugin
-from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER, records_root
-from ansible_collections.socle.inference.plugins.module_utils._records.files import read_tree, summarise
-from ansible_collections.socle.inference.plugins.module_utils._records.state import groups_of, host_state
 
 DOCUMENTATION = r"""
 name: records
@@ -43,6 +36,14 @@ EXAMPLES = r"""
 # inventories/site/zz_records.yml
 plugin: socle.inference.records
 """
+
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.inventory import BaseInventoryPlugin
+from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER, records_root
+from ansible_collections.socle.inference.plugins.module_utils._records.files import read_tree, summarise
+from ansible_collections.socle.inference.plugins.module_utils._records.state import groups_of, host_state
 
 GROUPS = ("accepted", "unaccepted", "drifted")
 ENDINGS = ("_records.yml", "_records.yaml", ".socle.yml", ".socle.yaml")
