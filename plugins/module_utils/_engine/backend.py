@@ -25,7 +25,7 @@ RUNNING = ("active", "activating", "reloading")
 
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,"
-    "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic"
+    "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
 )
 
 
@@ -52,7 +52,7 @@ class UnitState:
     job_pending: bool = False
     exit_status: int | None = None
     started_us: int | None = None
-    """Monotonic clock, when it last left "inactive"."""
+    """Monotonic clock, when its present or last run began."""
     active_us: int | None = None
 
     @property
@@ -98,6 +98,9 @@ def parse_show(text: str) -> dict[str, UnitState]:
         def number(key: str, values: dict[str, str] = values) -> int:
             return int(values[key]) if values.get(key, "").isdigit() else 0
 
+        # systemd counts waiting for a restart as "activating" too, from the end of the run that failed.
+        ended = values.get("ActiveState") in ("failed", "inactive") or values.get("SubState") == "auto-restart"
+        started = number("ExecMainStartTimestampMonotonic") if ended else 0
         states[values["Id"]] = UnitState(
             loaded=values.get("LoadState") == "loaded",
             active=values.get("ActiveState", "inactive"),
@@ -107,7 +110,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
             invocation_id=values.get("InvocationID", ""),
             job_pending=number("Job") > 0,
             exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
-            started_us=number("InactiveExitTimestampMonotonic") or None,
+            started_us=started or number("InactiveExitTimestampMonotonic") or None,
             active_us=number("ActiveEnterTimestampMonotonic") or None,
         )
     return states

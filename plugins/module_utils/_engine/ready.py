@@ -123,8 +123,9 @@ class Waiter:
         token_shown = False
         while True:
             unit = self._backend.state(self._instance)
-            # While a restart is queued or the old engine goes down, the old one may still answer.
-            settled = not unit.job_pending and unit.active != "deactivating"
+            # While a restart is queued or the old engine goes down, the old one may still answer. A unit that starts
+            # has a job until it is active.
+            settled = unit.active == "activating" or (not unit.job_pending and unit.active != "deactivating")
             if settled and unit.running and self._serves():
                 token_shown = True
                 if self._up(unit):

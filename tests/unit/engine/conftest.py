@@ -78,13 +78,14 @@ class Host:
         self.job = 0
         self.result = "success"
         self.started_us = 0
+        self.main_us = 0
+        self.sub = "running"
         self.active_us = 0
         self.journal: list[tuple[int, str]] = []
         self.reads = 0
         self.secrets: dict[str, tuple[str, str]] = {}
         self.images: dict[str, list[str]] = {}
         self.refuse = ""
-        self.on_show: list[dict[str, Any]] = []
 
     def __call__(
         self, argv: Sequence[str], *, input_text: str | None = None, timeout_s: float = 60.0, on_line: Any = None
@@ -112,9 +113,6 @@ class Host:
                     )
                 return 0, f"---{service}---\n", ""
             case ["systemctl", "show", _, *services]:
-                if self.on_show:
-                    for key, value in self.on_show.pop(0).items():
-                        setattr(self, key, value)
                 return 0, "\n".join(self._show(service) for service in services), ""
             case ["systemctl", "restart", "--no-block", _]:
                 self.restarts += 1
@@ -159,7 +157,7 @@ class Host:
                 self.images[name] = ["registry/x@sha256:" + "cd" * 32]
                 return 0, "ab", ""
             case ["podman", "healthcheck", "run", _]:
-                self.active = "active"
+                self.active, self.job = "active", 0
                 return 0, "", ""
         raise AssertionError(f"unexpected command {words}")
 
@@ -168,7 +166,7 @@ class Host:
             "Id": service,
             "LoadState": "loaded",
             "ActiveState": self.active,
-            "SubState": "running",
+            "SubState": self.sub,
             "Result": self.result,
             "NRestarts": self.nrestarts,
             "InvocationID": f"{self.invocation:032x}" if self.invocation else "",
@@ -176,6 +174,7 @@ class Host:
             "ExecMainStatus": 1,
             "InactiveExitTimestampMonotonic": self.started_us,
             "ActiveEnterTimestampMonotonic": self.active_us,
+            "ExecMainStartTimestampMonotonic": self.main_us,
         }
         return "\n".join(f"{key}={value}" for key, value in values.items()) + "\n"
 

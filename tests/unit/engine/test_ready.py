@@ -144,10 +144,12 @@ NOBODY = "http://127.0.0.1:9"
 
 def up(host: Host) -> None:
     host.active, host.invocation, host.started_us, host.active_us = "active", 1, 1_000_000, 35_500_000
+    host.job = 0
 
 
 def starting(host: Host) -> None:
-    host.active, host.invocation, host.started_us = "activating", 1, 1_000_000
+    """As systemd has it: the start job lasts until the unit is active."""
+    host.active, host.invocation, host.started_us, host.job = "activating", 1, 1_000_000, 5
 
 
 def test_a_serving_instance_is_ready_at_once_without_its_journal(
@@ -217,6 +219,17 @@ def test_a_known_fatal_line_stops_the_unit_and_names_the_cause(
     assert "\n" not in caught.value.message
 
 
+def test_a_run_that_failed_before_the_first_look_is_read_while_the_next_is_awaited(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    # "activating" again since 1.38 s, waiting for a restart; the run itself began at 1.08 s.
+    host.active, host.sub, host.started_us, host.main_us = "activating", "auto-restart", 1_380_000, 1_080_000
+    host.journal = [(1_230_000, "Error: statfs /var/lib/socle/cache/x: no such file or directory")]
+    with pytest.raises(EngineError, match="the folder /var/lib/socle/cache/x, which the unit mounts, does not exist"):
+        waiter(backend, NOBODY, clock).wait()
+    assert clock.now == 0
+
+
 def test_lines_of_an_earlier_start_are_no_cause(backend: QuadletBackend, host: Host, clock: Clock) -> None:
     starting(host)
     host.journal = [(999_999, line) for line in FATAL]
@@ -239,7 +252,7 @@ def test_a_unit_that_is_gone_ends_the_wait(
 ) -> None:
     starting(host)
     host.journal = [(2_000_000, "something"), (3_000_000, "KeyError: 'odd'"), (3_000_001, "bye")]
-    clock.at[2] = lambda: [setattr(host, key, value) for key, value in state.items()]
+    clock.at[2] = lambda: [setattr(host, key, value) for key, value in {"job": 0, **state}.items()]
     with pytest.raises(EngineError, match=words) as caught:
         waiter(backend, NOBODY, clock).wait()
     assert clock.now < 4
