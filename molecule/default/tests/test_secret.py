@@ -1,0 +1,54 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An API key is in two root-only places and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from testinfra.host import Host
+
+SECRETS = "/var/lib/socle/secrets"
+
+
+def test_the_key_is_kept_for_root_alone(host: Host, api_key: str) -> None:
+    assert host.file(f"{SECRETS}/keyed/env").content_string == f"VLLM_API_KEY={api_key}\n"
+    modes = dict(line.split() for line in host.check_output(f"find {SECRETS} -printf '%p %m:%U:%y\n'").splitlines())
+    assert {modes[f"{SECRETS}/keyed/env"], modes[f"{SECRETS}/hmac.key"]} == {"600:0:f"}
+    assert {modes[SECRETS], modes[f"{SECRETS}/keyed"]} == {"700:0:d"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("systemctl cat vllm-keyed; systemctl show vllm-keyed", id="unit"),
+        pytest.param("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", id="command lines"),
+        pytest.param("podman inspect vllm-keyed; podman secret inspect socle-keyed-api_key", id="container"),
+        pytest.param("journalctl --no-pager --boot --output=export", id="journal"),
+        pytest.param(
+            "find /etc /opt /srv /tmp /var/tmp /run/systemd /var/log /root /home /var/lib/socle -xdev -type f "
+            f"! -path '{SECRETS}/keyed/env' ! -size +20M -exec cat {{}} +",
+            id="files",
+        ),
+    ],
+)
+def test_the_key_is_nowhere_else_on_the_host(host: Host, api_key: str, place: str) -> None:
+    done = host.run(f"{place} 2>/dev/null")
+    assert len(done.stdout_bytes) > 100
+    for form in (api_key.encode(), base64.b64encode(api_key.encode())):
+        assert form not in done.stdout_bytes
+
+
+def test_the_key_is_not_in_any_output(api_key: str, log: str) -> None:
+    assert "Launch the instance" in log
+    assert "--- before" in log  # check mode showed its diffs
+    assert api_key not in log
+
+
+def test_the_key_is_not_in_the_records_of_the_controller(api_key: str) -> None:
+    folder = Path(__file__).resolve().parents[1] / "inventory" / ".socle" / "records" / "lab-cpu-1" / "keyed"
+    texts = [path.read_text() for path in folder.glob("*.json")]
+    assert len(texts) >= 3
+    assert not [text for text in texts if api_key in text]
