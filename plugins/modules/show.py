@@ -41,15 +41,3 @@ lines:
   type: list
   elements: str
 """
-
-from ansible.module_utils.basic import AnsibleModule
-
-
-def main() -> None:
-    AnsibleModule(
-        argument_spec={"lines": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
-    ).fail_json(msg="socle.inference.show ran on a host, but prints on the controller; use it through its action plugin.")
-
-
-if __name__ == "__main__":
-    main()

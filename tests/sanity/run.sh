@@ -15,33 +15,31 @@ python=$("$root/.venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_in
 
 rm -rf "$work"
 mkdir -p "$copy"
-# Also what is not committed yet, so that a change is tested before it is one.
+# Also what is not committed yet, so that a change is tested before it is one; a deleted file is no error.
 git ls-files -z --cached --others --exclude-standard -- ':!collections' |
-    while IFS= read -r -d '' file 2>/dev/null; do [ -e "$file" ] && printf '%s\0' "$file"; done |
-    tar --null -T - -cf - | tar -xf - -C "$copy"
+    tar --null --files-from - --ignore-failed-read --warning=no-failed-read -cf - | tar -xf - -C "$copy"
 
-# A home of its own keeps caches out of the user's; pip's own configuration stays in force.
-for conf in "${PIP_CONFIG_FILE:-}" "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
-    if [ -n "$conf" ] && [ -r "$conf" ]; then
-        PIP_CONFIG_FILE=$conf
-        export PIP_CONFIG_FILE
-        break
-    fi
-done
-HOME=$cache/sanity/home
+# A home of its own keeps caches out of the user's. pip's configuration goes along as a file, also what is set in the
+# environment, since ansible-test clears that.
+home=$cache/sanity/home
+mkdir -p "$home/.ansible/test/cache" "$home/.config/pip"
+"$root/.venv/bin/python" -m pip config list |
+    sed -n -e 's/^:env:\.//' -e 's/^[a-z]*\.//' -e "s/^\([a-z-]*\)='\(.*\)'$/\1 = \2/p" |
+    sort -u -t= -k1,1 | sed '1i [global]' >"$home/.config/pip/pip.conf"
+HOME=$home
 export HOME
-mkdir -p "$HOME/.ansible/test/cache"
 # ansible-test fetches get-pip.py from a host that many networks do not reach. What it wants is pip of one version, and
 # that the package index has.
 for version in 20_3_4 21_3_1 24_2 25_2; do
     cat >"$HOME/.ansible/test/cache/get_pip_$version.py" <<'EOF'
-import ensurepip
-import runpy
+import subprocess
 import sys
 
-ensurepip.bootstrap()
-sys.argv = ["pip", "install", *sys.argv[1:]]
-runpy.run_module("pip", run_name="__main__")
+# Processes of their own: ensurepip switches pip's configuration off in its.
+subprocess.run([sys.executable, "-m", "ensurepip"], check=True)
+own = ("--no-setuptools", "--no-wheel")
+words = [word for word in sys.argv[1:] if word not in own]
+subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True)
 EOF
 done
 cd "$copy"

@@ -87,6 +87,10 @@ class JournalLine:
     monotonic_us: int
 
 
+def _number(values: dict[str, str], key: str) -> int:
+    return int(values[key]) if values.get(key, "").isdigit() else 0
+
+
 def parse_show(text: str) -> dict[str, UnitState]:
     """Output of ``systemctl show`` for one or more units, by unit name."""
     states = {}
@@ -95,23 +99,20 @@ def parse_show(text: str) -> dict[str, UnitState]:
         if not values.get("Id"):
             continue
 
-        def number(key: str, values: dict[str, str] = values) -> int:
-            return int(values[key]) if values.get(key, "").isdigit() else 0
-
         # systemd counts waiting for a restart as "activating" too, from the end of the run that failed.
         ended = values.get("ActiveState") in ("failed", "inactive") or values.get("SubState") == "auto-restart"
-        started = number("ExecMainStartTimestampMonotonic") if ended else 0
+        started = _number(values, "ExecMainStartTimestampMonotonic") if ended else 0
         states[values["Id"]] = UnitState(
             loaded=values.get("LoadState") == "loaded",
             active=values.get("ActiveState", "inactive"),
             sub=values.get("SubState", "dead"),
             result=values.get("Result", "success"),
-            restarts=number("NRestarts"),
+            restarts=_number(values, "NRestarts"),
             invocation_id=values.get("InvocationID", ""),
-            job_pending=number("Job") > 0,
+            job_pending=_number(values, "Job") > 0,
             exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
-            started_us=started or number("InactiveExitTimestampMonotonic") or None,
-            active_us=number("ActiveEnterTimestampMonotonic") or None,
+            started_us=started or _number(values, "InactiveExitTimestampMonotonic") or None,
+            active_us=_number(values, "ActiveEnterTimestampMonotonic") or None,
         )
     return states
 

@@ -85,7 +85,8 @@ def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str],
         ) as process,
         selectors.DefaultSelector() as selector,
     ):
-        assert process.stdout is not None and process.stderr is not None
+        if process.stdout is None or process.stderr is None:
+            raise AssertionError("Popen was told to open both pipes")
         selector.register(process.stdout, selectors.EVENT_READ, "stdout")
         selector.register(process.stderr, selectors.EVENT_READ, "stderr")
         pending = b""

@@ -415,8 +415,7 @@ def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple
     states = backend.states(histories)
     result = {}
     for name, history in histories.items():
-        assert history.current is not None
-        current = history.generations[history.current]
+        current = history.generations[history.current or 0]
         state = states[name]
         result[name] = {
             "generation": current.number,

@@ -36,8 +36,9 @@ class Host:
         return f"{NETWORK}-{self.name}"
 
     @property
-    def ssh_port(self) -> int | None:
-        return next((outer for outer, inner in self.publish if inner == 22), None)
+    def ssh_port(self) -> int:
+        """Port of 127.0.0.1 that leads to SSH; parse_hosts() refuses a host without one."""
+        return {inner: outer for outer, inner in self.publish}[22]
 
 
 def parse_hosts(hosts: list[dict[str, Any]]) -> list[Host]:
@@ -53,7 +54,7 @@ def parse_hosts(hosts: list[dict[str, Any]]) -> list[Host]:
             )
         publish = tuple((int(item["host_port"]), int(item["port"])) for item in entry["publish"])
         host = Host(name, publish)
-        if host.ssh_port is None:
+        if all(inner != 22 for _outer, inner in publish):
             raise LabError(
                 f"Lab host {name} publishes no SSH port, so that Ansible could not reach it; "
                 f"add {{host_port: <free port>, port: 22}} to its virtual_lab_publish."
@@ -217,13 +218,13 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
 
 def wait_for_ssh(host: Host, timeout_s: float = BOOT_TIMEOUT_S) -> None:
     """Until the published SSH port answers."""
-    assert host.ssh_port is not None
     deadline = time.monotonic() + timeout_s
     while not speaks_ssh(host.ssh_port):
         if time.monotonic() > deadline:
             raise LabError(
-                f"Lab host {host.name} runs, but after {timeout_s:.0f} s nothing speaks SSH on 127.0.0.1:{host.ssh_port}; "
-                f"look whether a firewall or another program holds the port, or set other ports in virtual_lab_publish."
+                f"Lab host {host.name} runs, but after {timeout_s:.0f} s no SSH server answers on "
+                f"127.0.0.1:{host.ssh_port}; look whether a firewall or another "
+                f"program holds the port, or set other ports in virtual_lab_publish."
             )
         time.sleep(0.3)
 

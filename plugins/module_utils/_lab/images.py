@@ -160,7 +160,7 @@ def download_wheels(
         except LabError as error:
             raise LabError(
                 f"No CPU build of {torch} was found, neither by pip's own configuration nor at {torch_index}; "
-                f"set virtual_lab_torch_index to an index that has one, or put the wheel into a folder of PIP_FIND_LINKS.",
+                f"set virtual_lab_torch_index to an index that has one, or put the wheel where PIP_FIND_LINKS points.",
                 **error.fields,
             ) from error
     run_program(

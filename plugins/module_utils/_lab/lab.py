@@ -121,11 +121,7 @@ class Lab:
         steps = self.missing_steps()
         actions = lab_hosts.plan_containers(self.wanted_containers(parsed), self.podman.containers())
         pending = [f"{action.kind} {action.container}" for action in actions if action.kind != "none"]
-        unreachable = [
-            host.name
-            for host in parsed
-            if not pending and host.ssh_port is not None and not lab_hosts.speaks_ssh(host.ssh_port)
-        ]
+        unreachable = [host.name for host in parsed if not pending and not lab_hosts.speaks_ssh(host.ssh_port)]
         return {
             "build": [dataclasses.asdict(step) for step in steps],
             "gib": round(sum(step.gib for step in steps), 1),
@@ -277,7 +273,6 @@ class Lab:
 
     def _open(self, host: lab_hosts.Host) -> bool:
         """Whether SSH had to be opened on *host*."""
-        assert host.ssh_port is not None
         marker = f"[127.0.0.1]:{host.ssh_port} "
         known = self.known_hosts.read_text() if self.known_hosts.exists() else ""
         if marker in known and lab_hosts.speaks_ssh(host.ssh_port):

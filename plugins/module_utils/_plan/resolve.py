@@ -317,7 +317,8 @@ class _Draft:
 
     def template_path(self) -> str:
         """Where the chat template lies on the host: named by its content, so that it never changes under an engine."""
-        assert self.template is not None
+        if self.template is None:
+            raise AssertionError("template_path() is for instances with a chat template")
         return f"{self.request.state_dir}/chat_templates/{self.template.sha256[:12]}.jinja"
 
     def build(self, find_template: TemplateFinder, problems: Problems) -> dict[str, Any]:

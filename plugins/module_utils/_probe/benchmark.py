@@ -211,7 +211,7 @@ class Bench:
     def _settled(self, before: list[exposition.Sample] | None) -> list[exposition.Sample] | None:
         """The metrics once they count the request that just ended, or the latest ones when they never do."""
         after = self._metrics()
-        for _ in range(int(SETTLE_S / 0.05)):
+        for _attempt in range(int(SETTLE_S / 0.05)):
             ended = _delta(before, after, FINISHED)
             if ended is None or ended >= 1:
                 break

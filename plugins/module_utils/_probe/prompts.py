@@ -28,7 +28,7 @@ Messages = list[dict[str, Any]]
 def unique_messages(text: str, nonce: str, words: int = 0, choice: int = 0) -> Messages:
     """One user message: *nonce* first (so that no prefix is shared), filler words of the *choice*-th kind, *text*."""
     choose = random.Random(f"{nonce} {choice}")
-    filler = " ".join(choose.choice(WORDS) for _ in range(words))
+    filler = " ".join(choose.choice(WORDS) for _word in range(words))
     return [{"role": "user", "content": "\n".join(part for part in (f"[{nonce}]", filler, text) if part)}]
 
 

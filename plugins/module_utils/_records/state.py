@@ -31,7 +31,9 @@ def instance_state(records: list[Record]) -> dict[str, Any] | None:
     if deploy is not None and deploy["results"].get("state") == "absent":
         return None
     fingerprint = deploy["launch_fingerprint"] if deploy else None
-    acceptance = _first(records, "acceptance", fingerprint) if fingerprint else None
+    # An acceptance that ended in the probe's own fault says nothing about the instance.
+    proven = [record for record in records if record["verdict"] != "error"]
+    acceptance = _first(proven, "acceptance", fingerprint) if fingerprint else None
     accepted = acceptance is not None and acceptance["verdict"] in GOOD
     # An instance that was never deployed by a record, or has no acceptance yet, still shows what is known.
     shown = acceptance or (_first(records, "acceptance") if fingerprint is None else None)

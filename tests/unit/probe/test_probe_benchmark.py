@@ -53,7 +53,7 @@ def test_a_slower_engine_measures_slower() -> None:
 
 
 def test_chunks_of_several_tokens_do_not_change_the_count() -> None:
-    result, _ = bench(tokens_per_chunk=4, itl_s=0.005)
+    result, _engine = bench(tokens_per_chunk=4, itl_s=0.005)
     run = result["runs"][-1]
     assert (run["completion_tokens"], run["token_chunks"]) == (16, 4)
 
@@ -69,21 +69,21 @@ def test_chunks_of_several_tokens_do_not_change_the_count() -> None:
     ],
 )
 def test_a_run_that_is_not_what_was_asked_for_fails(fault: str, words: str) -> None:
-    result, _ = bench(faults=frozenset({fault}))
+    result, _engine = bench(faults=frozenset({fault}))
     assert result["status"] == "failed"
     assert words in " ".join(result["faults"])
     assert benchmark_verdict({"B2": result}) == "failed"
 
 
 def test_without_metrics_the_proof_is_missing_not_zero() -> None:
-    result, _ = bench(faults=frozenset({"no_metrics"}), params={"repeats": 1, "warmups": 0})
+    result, _engine = bench(faults=frozenset({"no_metrics"}), params={"repeats": 1, "warmups": 0})
     assert result["status"] == "passed"
     assert result["cached_prompt_tokens"] is None
     assert result["server"] is None
 
 
 def test_prompts_have_the_length_that_was_asked_for() -> None:
-    result, _ = bench(params={"prompt_tokens": 200, "repeats": 2})
+    result, _engine = bench(params={"prompt_tokens": 200, "repeats": 2})
     assert (result["status"], result["prompt_tokens"]) == ("passed", 200)
 
 

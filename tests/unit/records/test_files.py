@@ -66,7 +66,9 @@ def test_an_existing_file_is_never_replaced(tmp_path: Path) -> None:
 def test_many_writers_of_one_name_leave_one_whole_file(tmp_path: Path) -> None:
     _record, text = make(results={"x": "y" * 100_000})
     results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(write_once(tmp_path, "a.json", text))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: results.append(write_once(tmp_path, "a.json", text))) for _thread in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
