@@ -26,7 +26,10 @@ SSH_PORT = 2201
 ENGINE_URL = "http://127.0.0.1:18001"
 INSTANCE = "chat"
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)\s+skipped=(\d+)", re.M)
-FATAL = re.compile(r"^fatal: \[([^\]]+?)(?: -> [^\]]+)?\]: (?:FAILED!|UNREACHABLE!) => (\{.*?^\})", re.M | re.S)
+FATAL = re.compile(
+    r"^(?:fatal|failed): \[([^\]]+?)(?: -> [^\]]+)?\]:? (?:\(item=.*?\) )?(?:FAILED! |UNREACHABLE! )?=> (\{.*?^\})",
+    re.M | re.S,
+)
 
 
 def cache() -> Path:
@@ -42,7 +45,6 @@ def environment(**extra: str) -> dict[str, str]:
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        "ANSIBLE_CALLBACKS_ENABLED": "",
         "ANSIBLE_NOCOLOR": "1",
         **extra,
     }

@@ -20,11 +20,11 @@ SCENARIO = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="session")
 def host() -> testinfra.host.Host:
     folder = lab.cache() / "lab" / "ssh"
-    options = f"-o UserKnownHostsFile={folder}/known_hosts -o ControlMaster=auto -o ControlPersist=60s"
     return testinfra.get_host(
         f"ssh://root@127.0.0.1:{lab.SSH_PORT}",
         ssh_identity_file=f"{folder}/id_ed25519",
-        ssh_extra_args=f"{options} -o ControlPath=~/.ssh/socle-test-%C",
+        ssh_extra_args=f"-o UserKnownHostsFile={folder}/known_hosts",
+        controlpath=f"{os.environ['MOLECULE_EPHEMERAL_DIRECTORY']}/%%C",
     )
 
 

@@ -36,7 +36,7 @@ def test_the_unit_runs_and_comes_back(host: Host) -> None:
     # A start limit that trips, and a start that is not cut off while weights load.
     assert shown["StartLimitBurst"] == "4"
     assert host.run("systemctl show vllm-keyed --property=TimeoutStartUSec --value").stdout.strip() == "15min"
-    assert host.check_output("systemctl --failed --plain --no-legend 'vllm-*'") == ""
+    assert host.check_output("systemctl list-units --failed --plain --no-legend 'vllm-*'") == ""
 
 
 def test_the_container_is_what_was_planned(host: Host, plan: dict[str, Any]) -> None:
@@ -71,8 +71,7 @@ def test_the_api_key_is_enforced(host: Host, api_key: str) -> None:
 
 
 def test_generations(host: Host, plan: dict[str, Any]) -> None:
-    folder = host.file(FOLDER)
-    assert sorted(folder.listdir()) == [".lock", "accepted", "current", "generations"]
+    assert sorted(host.file(FOLDER).listdir()) == ["accepted", "current", "generations"]
     for link in ("current", "accepted"):
         assert host.check_output(f"readlink {FOLDER}/{link}") == "generations/1"
     assert host.file(f"{FOLDER}/generations").listdir() == ["1"]
@@ -104,7 +103,7 @@ def test_the_records(host: Host) -> None:
     kinds = [line.split("-keyed-")[1].split("-")[0] for line in listed]
     # The second converge proves itself again, but deployed nothing.
     assert kinds.count("deploy") == 1
-    assert kinds.count("acceptance") == 2
+    assert kinds.count("acceptance") >= 2
     assert {line.split()[2] for line in listed} == {"0"}
     for line in listed:
         record = json.loads(host.file(f"/var/lib/socle/records/{line.split()[0]}").content_string)
