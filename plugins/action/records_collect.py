@@ -100,7 +100,7 @@ class ActionModule(ActionBase):
             collected=collected,
             known=len(have) + (0 if self._task.check_mode else collected),
             complete=complete,
-            skipped=dict(skipped),
+            passed_over=dict(skipped),
             path=path,
             socle_state=state,
         )
@@ -126,7 +126,7 @@ class ActionModule(ActionBase):
 
 def _received(page: dict[str, Any], skipped: Skipped) -> list[tuple[str, str]]:
     """The (name, text) pairs of a page, and its counts of what was skipped, where their types are right."""
-    counts = page.get("skipped")
+    counts = page.get("passed_over")
     for kind, count in counts.items() if isinstance(counts, dict) else ():
         if isinstance(count, int) and 0 < count < 10**9:
             skipped["".join(each for each in str(kind)[:60] if each.isalnum() or each in " '-")] += count

@@ -70,7 +70,7 @@ complete:
   description: Whether everything was collected; false when the cap of one task was reached, and the next one goes on.
   returned: success
   type: bool
-skipped:
+passed_over:
   description: How many entries were passed over, by kind of fault.
   returned: success
   type: dict
@@ -112,7 +112,7 @@ def main() -> None:
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     records = [{"name": name, "text": text} for name, text in page.records]
-    module.exit_json(changed=False, records=records, after=page.after, skipped=dict(page.skipped))
+    module.exit_json(changed=False, records=records, after=page.after, passed_over=dict(page.skipped))
 
 
 if __name__ == "__main__":

@@ -203,9 +203,8 @@ finished:
   sample: "2026-11-30T09:28:46Z"
 """
 
-from datetime import datetime, timezone
-
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
@@ -219,10 +218,6 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.client impo
     Timeouts,
 )
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
-
-
-def now():
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def main():
@@ -244,7 +239,7 @@ def main():
         supports_check_mode=True,
     )
     asked = module.params
-    started = now()
+    started = utc_now()
     progress = Progress(asked["progress_path"])
     planned = Planned(
         served_names=asked["served_names"],
@@ -256,7 +251,9 @@ def main():
     try:
         wanted = parse_checks(asked["checks"] or [])
         if module.check_mode:
-            module.exit_json(changed=False, acceptance=preview(asked["suite"], wanted), started=started, finished=now())
+            module.exit_json(
+                changed=False, acceptance=preview(asked["suite"], wanted), started=started, finished=utc_now()
+            )
         if HTTPX_IMPORT_ERROR:
             module.fail_json(msg=missing_required_lib("httpx"), exception=HTTPX_IMPORT_ERROR)
         with EngineClient(asked["base_url"], asked["api_key"], Timeouts(read_s=asked["read_timeout_s"])) as client:
@@ -268,7 +265,7 @@ def main():
             )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(changed=False, acceptance=acceptance, started=started, finished=now())
+    module.exit_json(changed=False, acceptance=acceptance, started=started, finished=utc_now())
 
 
 if __name__ == "__main__":

@@ -154,9 +154,8 @@ finished:
   sample: "2026-11-30T09:29:31Z"
 """
 
-from datetime import datetime, timezone
-
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark import (
     Bench,
@@ -170,10 +169,6 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.client impo
     Timeouts,
 )
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
-
-
-def now():
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def main():
@@ -193,12 +188,12 @@ def main():
         supports_check_mode=True,
     )
     asked = module.params
-    started = now()
+    started = utc_now()
     progress = Progress(asked["progress_path"])
     try:
         workloads = parse_workloads(asked["workloads"] or [], asked["params"])
         if module.check_mode:
-            module.exit_json(changed=False, benchmark=preview(workloads), started=started, finished=now())
+            module.exit_json(changed=False, benchmark=preview(workloads), started=started, finished=utc_now())
         if HTTPX_IMPORT_ERROR:
             module.fail_json(msg=missing_required_lib("httpx"), exception=HTTPX_IMPORT_ERROR)
         timeouts = Timeouts(read_s=asked["read_timeout_s"], whole_s=asked["run_timeout_s"])
@@ -212,7 +207,7 @@ def main():
             benchmark = run_all(bench, workloads)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(changed=False, benchmark=benchmark, started=started, finished=now())
+    module.exit_json(changed=False, benchmark=benchmark, started=started, finished=utc_now())
 
 
 if __name__ == "__main__":

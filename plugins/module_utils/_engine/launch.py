@@ -21,10 +21,10 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
     NAME,
     Backend,
@@ -37,11 +37,6 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Eng
 LOCK_TIMEOUT_S = 30
 
 SCHEMA = "socle.generation/1"
-
-
-def utc_now() -> str:
-    """Now as 2026-11-30T09:28:44Z."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass

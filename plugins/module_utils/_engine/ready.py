@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.error
 import urllib.request
 from collections import deque
 from typing import Any, Callable, NoReturn
 
+from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, UnitState, check_name
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import Diagnosis, Reader
@@ -65,14 +65,10 @@ def _json(answer: Answer) -> Any:
         return None
 
 
-_CACHE_INFO = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
 def parse_cache_info(metrics: bytes) -> dict[str, int | None]:
     """num_gpu_blocks, block_size and kv_cache_size_tokens from /metrics; None where the version does not tell."""
-    found = _CACHE_INFO.search(metrics)
-    labels = dict(_LABEL.findall(found[1].decode("utf-8", "replace"))) if found else {}
+    samples = exposition.parse(metrics.decode("utf-8", "replace"))
+    labels = next((sample.labels for sample in samples if sample.name == "vllm:cache_config_info"), {})
 
     def number(key: str) -> int | None:
         value = labels.get(key, "")

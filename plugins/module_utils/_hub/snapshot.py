@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
@@ -36,7 +37,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
     part_of,
     read_space,
     remove_job,
-    utc_now,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.structure import check_structure
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._probe import exposition, measures
+from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
+from ansible_collections.socle.inference.plugins.module_utils._probe import measures
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import HTTPX_VERSION, EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import (

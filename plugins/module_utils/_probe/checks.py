@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._probe import exposition
+from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient, Exchange
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._probe import exposition, measures
+from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
+from ansible_collections.socle.inference.plugins.module_utils._probe import measures
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError, StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import messages_of_length
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader

@@ -128,7 +128,7 @@ def test_collecting_brings_what_is_missing_and_nothing_hostile(inventory: Path, 
     results, output = play(COLLECT, "-i", inventory)
     result = results["gpu1"]
     assert (result["collected"], result["known"], result["complete"], result["changed"]) == (3, 3, True, False)
-    assert result["skipped"] == {"of another host": 1, "whose content does not match the name": 1}
+    assert result["passed_over"] == {"of another host": 1, "whose content does not match the name": 1}
     assert output.count("Skipped 2 of") == 1
     assert result["socle_state"]["instances"]["chat"]["accepted"] is True, "the state is that after collecting"
     assert files_below(inventory / ".socle/records") == [
