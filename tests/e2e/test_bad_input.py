@@ -44,7 +44,7 @@ def with_store(name: str, **variables: Any) -> dict[str, Any]:
 
 
 SIMULATOR = f"http://127.0.0.1:{TUNNEL_PORT}"
-TWO_GPUS = {"host_class": "two_gpus", "gpu_facts_file": "{{ inventory_dir }}/two_gpus.json"}
+TWO_GPUS = {"host_class": "two_gpus", "gpu_facts_file": "{{ socle_data_path }}/two_gpus.json"}
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     # variables of the host, and what the sentence must hold: what was found, what was expected, what to do
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gpu-unknown": ({"vllm_instances": one(gpus=[5]), **TWO_GPUS}, ("GPU 5", "its driver shows 0, 1", "correct it")),
     "flag-type": (
         {"vllm_instances": one(flags={"max-num-seqs": [[4]]})},
-        ("vllm_instances.bad.flags.max-num-seqs", "a list", "quote it"),
+        ("vllm_instances.bad.flags.max-num-seqs[0] must be a number, a string or a map", "is a list", "correct it"),
     ),
     "flag-false": (
         {"vllm_instances": one(), "vllm_flags_host": {"enforce-eager": False}},
@@ -91,13 +91,17 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         with_store("disk", model_store_endpoint="http://lab-hub:8090", model_store_reserve_gib=1000000),
         ("GiB free", "0.25 GiB are to be downloaded", "1000000.00 GiB must stay free", "make room"),
     ),
-    "root": (
-        {**with_store("root"), "ansible_user": PLAIN_USER},
-        ("root", "sudo"),
+    "sudo": (
+        {**with_store("sudo"), "ansible_user": PLAIN_USER},
+        (f"{PLAIN_USER} cannot become root on sudo", "Missing sudo password", "allow this user to use sudo"),
+    ),
+    "no-sudo": (
+        {**with_store("no-sudo"), "ansible_user": PLAIN_USER, "ansible_become_exe": "/usr/bin/sudo-is-not-here"},
+        (f"{PLAIN_USER} cannot become root on no-sudo", "not found", "or connect as root"),
     ),
     "podman": (
         with_store("podman", ansible_python_interpreter=f"{SCRATCH}/python-without-podman"),
-        ("podman", "install"),
+        ("podman has no container engine", "Podman 4.6 or newer", "install"),
     ),
 }
 
@@ -134,7 +138,7 @@ def _inventory(folder: Path, data: Path) -> Path:
     ]
     hosts = {name: {**variables, "socle_data_path": str(data)} for name, (variables, _words) in CASES.items()}
     lab.write_inventory(folder, hosts)
-    (folder / "two_gpus.json").write_text(json.dumps({"schema": "socle.gpu_facts/1", "gpus": gpus}))
+    (data / "two_gpus.json").write_text(json.dumps({"schema": "socle.gpu_facts/1", "gpus": gpus}))
     return folder
 
 
@@ -213,7 +217,7 @@ def test_nothing_on_the_host_was_touched(refusals: Refusals) -> None:
     assert refusals.run.changed == 0
 
 
-@pytest.mark.parametrize("case", ["revision", "hub", "root", "podman"])
+@pytest.mark.parametrize("case", ["revision", "hub", "sudo", "no-sudo", "podman"])
 def test_no_store_is_begun(refusals: Refusals, case: str) -> None:
     assert lab.on_host(f"ls -d {SCRATCH}/{case} 2>/dev/null || true") == ""
 

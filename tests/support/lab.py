@@ -26,10 +26,8 @@ SSH_PORT = 2201
 ENGINE_URL = "http://127.0.0.1:18001"
 INSTANCE = "chat"
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)\s+skipped=(\d+)", re.M)
-FATAL = re.compile(
-    r"^(?:fatal|failed): \[([^\]]+?)(?: -> [^\]]+)?\]:? (?:\(item=.*?\) )?(?:FAILED! |UNREACHABLE! )?=> (\{.*?^\})",
-    re.M | re.S,
-)
+FAILURE = re.compile(r"^(?:fatal|failed): \[([^\] ]+)(?: -> [^\]]+)?\]:?.*? => (\{.*\})$", re.M)
+SUMMARY = "One or more items failed"
 
 
 def cache() -> Path:
@@ -65,10 +63,12 @@ class Run:
         self.recap = {
             found[0]: dict(zip(keys, map(int, found[1:]), strict=True)) for found in RECAP.findall(self.output)
         }
-        # The first failure of a host is the one that counts: what follows repeats it.
+        # The last one is what a person is left with; a rescue may have put Ansible's own words better.
         self.failures = {}
-        for host, text in FATAL.findall(self.output):
-            self.failures.setdefault(host, json.loads(text))
+        for host, text in FAILURE.findall(self.output):
+            result = json.loads(text)
+            if result["msg"] != SUMMARY:
+                self.failures[host] = result
 
     @property
     def changed(self) -> int:

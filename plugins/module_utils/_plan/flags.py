@@ -95,6 +95,8 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
             problems.add(f"{where} is an empty string, which no flag takes; use null to remove the flag.")
         elif in_list and value.startswith("-"):
             problems.add(f"{where} is {value!r}, which the engine would read as a flag; remove the leading dash.")
+    elif in_list and isinstance(value, list):
+        problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
     elif not isinstance(value, int):
         problems.add(
             f"{where} must be true, null, a number, a string, a map or a list, but is {describe(value)}; "
