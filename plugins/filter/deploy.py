@@ -28,6 +28,9 @@ def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:
         "max_model_len": ready.get("max_model_len"),
         "models": ready.get("models"),
         "kv_cache": ready.get("kv_cache"),
+        "diagnosis": ready.get("diagnosis"),
+        "message": ready.get("msg"),
+        "excerpt": ready.get("excerpt"),
     }
 
 

@@ -8,10 +8,11 @@
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
+venv=${VENV:-$root/.venv}
 cache=${SOCLE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/socle}
 work=$cache/sanity/work
 copy=$work/ansible_collections/socle/inference
-python=$("$root/.venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+python=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 rm -rf "$work"
 mkdir -p "$copy"
@@ -23,7 +24,7 @@ git ls-files -z --cached --others --exclude-standard -- ':!collections' |
 # environment, since ansible-test clears that.
 home=$cache/sanity/home
 mkdir -p "$home/.ansible/test/cache" "$home/.config/pip"
-"$root/.venv/bin/python" -m pip config list |
+"$venv/bin/python" -m pip config list |
     sed -n -e 's/^:env:\.//' -e 's/^[a-z]*\.//' -e "s/^\([a-z-]*\)='\(.*\)'$/\1 = \2/p" |
     sort -u -t= -k1,1 | sed '1i [global]' >"$home/.config/pip/pip.conf"
 HOME=$home
@@ -44,5 +45,5 @@ EOF
 done
 cd "$copy"
 git init -q .
-PATH=$root/.venv/bin:$PATH
+PATH=$venv/bin:$PATH
 exec ansible-test sanity --python "$python" "$@"

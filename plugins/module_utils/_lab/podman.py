@@ -5,6 +5,9 @@
 Private to socle.inference.
 """
 
+# Programs must end with the module (PR_SET_PDEATHSIG) or feed one another by a pipe, which run_command cannot do.
+# pylint: disable=ansible-bad-function
+
 from __future__ import annotations
 
 import ctypes
