@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +20,23 @@ def missing_programs(programs: list[str]) -> bool:
     """Whether this machine lacks any of *programs*."""
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return any(shutil.which(program, path=path) is None for program in programs)
+
+
+def build_environment(home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a build that runs as root needs from the user whose *home* this is: pip's settings and proxies.
+
+    An address with a password in it is left out, since the process list would show it; pip.conf is the place for it.
+    """
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("PIP_") or name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    }
+    passed = {name: value for name, value in passed.items() if "@" not in value}
+    for config in (Path(home) / ".config/pip/pip.conf", Path(home) / ".pip/pip.conf"):
+        if config.is_file():
+            passed.setdefault("PIP_CONFIG_FILE", str(config))
+    return passed
 
 
 def lab_expectation(plan: Mapping[str, Any], directory: str) -> list[str]:
@@ -35,4 +54,9 @@ def lab_expectation(plan: Mapping[str, Any], directory: str) -> list[str]:
 
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"lab_hosts": lab_hosts, "missing_programs": missing_programs, "lab_expectation": lab_expectation}
+        return {
+            "build_environment": build_environment,
+            "lab_hosts": lab_hosts,
+            "missing_programs": missing_programs,
+            "lab_expectation": lab_expectation,
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +74,15 @@ def test_a_build_is_announced_with_size_and_time() -> None:
         "Then: create socle-lab-hub.",
     ]
     assert lab.lab_expectation({"build": [], "containers": []}, "/cache") == []
+
+
+def test_a_build_as_root_gets_the_users_pip_settings_and_proxies_only(tmp_path: Path) -> None:
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").touch()
+    found = {"PIP_FIND_LINKS": "/wheels", "https_proxy": "http://proxy.example:1", "AWS_SECRET_KEY": "x", "HOME": "/h"}
+    found["PIP_INDEX_URL"] = "https://user:secret@index.example/simple"
+    assert lab.build_environment(str(tmp_path), found) == {
+        "PIP_FIND_LINKS": "/wheels",
+        "https_proxy": "http://proxy.example:1",
+        "PIP_CONFIG_FILE": str(tmp_path / ".config/pip/pip.conf"),
+    }
