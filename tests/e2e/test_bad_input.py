@@ -50,7 +50,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     # variables of the host, and what the sentence must hold: what was found, what was expected, what to do
     "profile": ({"vllm_instances": one(profile="defualt")}, ("'defualt'", "default, safe", "did you mean 'default'")),
     "model": ({"vllm_instances": one(model="smollm3")}, ("'smollm3'", MODEL, "add profiles/models/<name>.yml")),
-    "model-typo": ({"vllm_instances": one(model="smollm2-135-instruct")}, ("no known model", f"did you mean '{MODEL}'")),
+    "model-typo": (
+        {"vllm_instances": one(model="smollm2-135-instruct")},
+        ("known model", f"did you mean '{MODEL}'"),
+    ),
     "class": (
         {"vllm_instances": one(), "host_class": "a100_80g"},
         ("'a100_80g'", "known: cpu", "correct it or add its file"),

@@ -224,7 +224,7 @@ def write_inventory(folder: Path, hosts: dict[str, dict[str, Any]], virtual_lab:
         "all": {
             "vars": connection,
             "hosts": members,
-            "children": {group: {"hosts": dict.fromkeys(hosts, {})} for group in groups},
+            "children": {group: {"hosts": dict.fromkeys(hosts)} for group in groups},
         }
     }
     folder.mkdir(parents=True, exist_ok=True)
