@@ -76,4 +76,4 @@ lock: setup
 
 clean: lab-down
 	rm -rf .ansible .mypy_cache .pytest_cache .ruff_cache build dist
-	@if [ "$$(id -u)" -eq 0 ]; then rm -rf "$(CACHE)"; else sudo rm -rf "$(CACHE)"; fi
+	@if [ "$$(id -u)" -eq 0 ]; then as_root=; else as_root=sudo; fi; $$as_root rm -rf "$(CACHE)/lab" "$(CACHE)/sanity" "$(CACHE)/wheels"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 VERBS = {
     "site": "bring every host from what it is to accepted, measured instances",
-    "plan": "show what would run, and whether it is allowed to; touches nothing",
+    "plan": "show what would run, and whether it is allowed to; changes nothing",
     "deploy": "fetch, start and wait until the instances serve",
     "accept": "check that the instances answer right, and keep the record",
     "benchmark": "measure the instances, and keep the record",

@@ -50,7 +50,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False
         try:
-            result.update(_answer(self._task.args, task_vars))
+            # Variables reach an action plugin as they were written, templates and all.
+            variables = {**task_vars, "socle_data_path": self._templar.template(task_vars.get("socle_data_path"))}
+            result.update(_answer(self._task.args, variables))
         except PlanError as error:
             result.update(failed=True, msg=str(error), errors=[error.message])
             result.update(error.fields)

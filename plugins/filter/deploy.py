@@ -11,9 +11,10 @@ BENCHMARK_CHOICES = ("missing", "always", "never")
 
 
 def deploy_recorded(state: Mapping[str, Any], plan: Mapping[str, Any], generation: int) -> bool:
-    """Whether the records already tell of this *generation* with the launch of the sealed *plan*."""
+    """Whether the newest record of a deployment is that this *generation*, the launch of the sealed *plan*, came up."""
     known = state["instances"].get(plan["instance"], {})
-    return known.get("fingerprint") == plan["launch_fingerprint"] and known.get("generation") == generation
+    wanted = {"fingerprint": plan["launch_fingerprint"], "generation": generation, "deployed": True}
+    return all(known.get(key) == value for key, value in wanted.items())
 
 
 def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,11 +90,14 @@ class DataPath:
 
 
 def data_path(option: Any, task_vars: Mapping[str, Any]) -> DataPath:
-    """From an option, else the variable socle_data_path, else ``site_data/`` beside the folder of the inventories."""
+    """From an option, else the variable socle_data_path, else ``site_data/`` beside the folder of the inventories.
+
+    What is not absolute starts at the folder of the inventory.
+    """
     given = option if option else task_vars.get("socle_data_path")
     if given:
         wanted = [given] if isinstance(given, str) else list(given)
-        base = Path(task_vars.get("playbook_dir") or ".")
+        base = Path(str(task_vars.get("inventory_dir") or task_vars.get("playbook_dir") or "."))
         folders = [base / Path(str(entry)).expanduser() for entry in wanted]
         for folder in folders:
             if not folder.is_dir():

@@ -208,7 +208,7 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
         if time.monotonic() > deadline:
             raise LabError(
                 f"Lab host {host.name} was started but did not boot within {BOOT_TIMEOUT_S} s; "
-                f"see its log with `make lab-log HOST={host.name}`, or rebuild it with `make lab-down lab`.",
+                f"rebuild it with `make lab-down lab`, and see whether the machine is overloaded.",
                 stderr=done.stderr[-2000:],
             )
         time.sleep(0.5)

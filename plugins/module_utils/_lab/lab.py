@@ -135,6 +135,11 @@ class Lab:
         check_root()
         check_programs()
         parsed = lab_hosts.parse_hosts(self.settings.hosts)
+        if not (self.settings.hub_source / "server.py").is_file():
+            raise LabError(
+                f"The lab's model hub was looked for in {self.settings.hub_source} and not found; "
+                f"run the lab from a clone of the repository, since the packed collection does not hold it."
+            )
         with self._locked():
             self.podman.prepare()
             steps = self.missing_steps()

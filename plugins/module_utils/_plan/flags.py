@@ -4,8 +4,8 @@
 
 A flag map is never a string to be split: ``true`` gives ``--name``; a number or string ``--name value``; a map
 ``--name`` and one word of compact sorted JSON; a list ``--name a b c``, since vLLM declares its list flags with
-nargs="+", where a repeated one would replace the former, except those of REPEATED, which it appends. ``null`` removes
-what a weaker layer set. Private to socle.inference.
+nargs="+", where a repeated one would replace the former, except those of REPEATED, which it appends, and of JSON_LISTS,
+which it reads as one word. ``null`` removes what a weaker layer set. Private to socle.inference.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.schema impor
 
 REPEATED = frozenset({"middleware"})
 """List flags that argparse appends (action="append"): one ``--name value`` for each entry."""
+
+JSON_LISTS = frozenset({"allowed-headers", "allowed-methods", "allowed-origins"})
+"""List flags that argparse reads by json.loads: one word of JSON (vLLM 0.19.1 to 0.33.0)."""
 
 OWNED_FLAGS = {
     "host": "set expose (loopback, address or all) of the instance instead",
@@ -175,7 +178,7 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
 
 
 def _word(value: Any) -> str:
-    return canonical_json(value) if isinstance(value, dict) else str(value)
+    return canonical_json(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def render_flag(name: str, value: Any) -> list[str]:
@@ -183,7 +186,7 @@ def render_flag(name: str, value: Any) -> list[str]:
     option = f"--{name}"
     if value is True:
         return [option]
-    if isinstance(value, list):
+    if isinstance(value, list) and name not in JSON_LISTS:
         words = [_word(item) for item in value]
         if name in REPEATED:
             return [part for word in words for part in (option, word)]

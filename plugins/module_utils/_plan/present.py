@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+
 
 def _value(value: Any) -> str:
     if value is True:
@@ -112,6 +114,11 @@ def plan_images(plans: Any) -> list[str]:
 def plan_url(plan: Mapping[str, Any], location: str = "host", address: str | None = None) -> str:
     """The base URL: as the instance's own host reaches it, or for *location* "controller" at the host's *address*."""
     bound = str(plan["sources"]["host"]["value"])
+    if location == "controller" and bound in ("127.0.0.1", "::1"):
+        raise PlanError(
+            f"{plan['instance']} listens on the loopback address of its host only, and the probe was asked to run on "
+            f"the controller (probe_location); set probe_location to host, or expose of the instance to address."
+        )
     if bound == "0.0.0.0":
         bound = str(address) if location == "controller" and address else "127.0.0.1"
     if ":" in bound:

@@ -45,6 +45,7 @@ def instance_state(records: list[Record]) -> dict[str, Any] | None:
         "verdict": shown["verdict"] if shown else None,
         "fingerprint": fingerprint,
         "generation": deploy["generation"] if deploy else None,
+        "deployed": deploy["verdict"] in GOOD if deploy else None,
         "acceptance": acceptance_summary(shown["results"]) if shown else None,
         "benchmark": _benchmarks(records, fingerprint),
         "capacity": _capacity(deploy),

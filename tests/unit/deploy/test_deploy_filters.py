@@ -19,10 +19,12 @@ def state(**chat: Any) -> dict[str, Any]:
     ("known", "generation", "expected"),
     [
         ({}, 1, False),
-        ({"fingerprint": "sha256:a", "generation": 1}, 1, True),
+        ({"fingerprint": "sha256:a", "generation": 1, "deployed": True}, 1, True),
+        # It failed at first, and a retry brought it up.
+        ({"fingerprint": "sha256:a", "generation": 1, "deployed": False}, 1, False),
         # Restarted as a new generation: a deployment of its own.
-        ({"fingerprint": "sha256:a", "generation": 1}, 2, False),
-        ({"fingerprint": "sha256:b", "generation": 1}, 1, False),
+        ({"fingerprint": "sha256:a", "generation": 1, "deployed": True}, 2, False),
+        ({"fingerprint": "sha256:b", "generation": 1, "deployed": True}, 1, False),
     ],
 )
 def test_a_deployment_is_recorded_once(known: dict[str, Any], generation: int, expected: bool) -> None:

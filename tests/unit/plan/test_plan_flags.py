@@ -35,6 +35,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.schema impor
         ("default-chat-template-kwargs", {"on": False, "text": "a\nü"}, None),
         ("cudagraph-capture-sizes", [1, 2, 4], ["--cudagraph-capture-sizes", "1", "2", "4"]),
         ("lora-modules", [{"name": "a", "path": "/b"}], ["--lora-modules", '{"name":"a","path":"/b"}']),
+        ("allowed-origins", ["https://a.example", "b"], ["--allowed-origins", '["https://a.example","b"]']),
         ("middleware", ["a.b", "c.d"], ["--middleware", "a.b", "--middleware", "c.d"]),
     ],
 )

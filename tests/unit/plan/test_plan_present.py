@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import (
     plan_images,
     plan_models,
@@ -63,7 +64,12 @@ def test_the_url_is_one_that_the_host_reaches(plan_one: Any, expose: str, addres
 
 @pytest.mark.parametrize(
     ("expose", "url"),
-    [("loopback", "http://127.0.0.1:8000"), ("all", "http://192.0.2.9:8000"), ("address", "http://192.0.2.7:8000")],
+    [("all", "http://192.0.2.9:8000"), ("address", "http://192.0.2.7:8000")],
 )
 def test_from_the_controller_an_open_port_is_at_the_host_s_address(plan_one: Any, expose: str, url: str) -> None:
     assert plan_url(plan_one({"expose": expose}, address="192.0.2.7"), "controller", "192.0.2.9") == url
+
+
+def test_the_controller_cannot_probe_what_only_its_host_reaches(plan_one: Any) -> None:
+    with pytest.raises(PlanError, match="set probe_location to host"):
+        plan_url(plan_one({"expose": "loopback"}), "controller", "192.0.2.9")
