@@ -192,7 +192,8 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
     """Give a host its own SSH host keys and let *public_key* in; returns its line for known_hosts."""
     script = (
         "mkdir -p -m 700 /root/.ssh && cat >/root/.ssh/authorized_keys && chmod 600 /root/.ssh/authorized_keys"
-        " && ssh-keygen -q -A && systemctl restart ssh && cat /etc/ssh/ssh_host_ed25519_key.pub"
+        # Quiet or not, ssh-keygen says so when it makes keys.
+        " && ssh-keygen -q -A >/dev/null && systemctl restart ssh && cat /etc/ssh/ssh_host_ed25519_key.pub"
     )
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     while True:
@@ -213,7 +214,17 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
             )
         time.sleep(0.5)
     algorithm, key = done.stdout.split()[:2]
-    return f"[127.0.0.1]:{host.ssh_port} {algorithm} {key}"
+    return f"{known_address(host)} {algorithm} {key}"
+
+
+def known_address(host: Host) -> str:
+    """How known_hosts names a host."""
+    return f"[127.0.0.1]:{host.ssh_port}"
+
+
+def is_known(known_hosts: Path, host: Host) -> bool:
+    """Whether there is a key for *host*; what is no key of the kind that the lab makes does not count."""
+    return known_hosts.exists() and f"{known_address(host)} ssh-ed25519 " in known_hosts.read_text()
 
 
 def wait_for_ssh(host: Host, timeout_s: float = BOOT_TIMEOUT_S) -> None:
@@ -231,12 +242,20 @@ def wait_for_ssh(host: Host, timeout_s: float = BOOT_TIMEOUT_S) -> None:
 
 def remember_host_key(known_hosts: Path, line: str) -> None:
     """Replace the entry of this address in the lab's known_hosts."""
-    address = line.split()[0]
+    _replace_entry(known_hosts, line.split()[0], [line])
+
+
+def forget_host_key(known_hosts: Path, host: Host) -> None:
+    """Remove the entry of a host that is about to be made anew, whose key will be another."""
+    if known_hosts.exists():
+        _replace_entry(known_hosts, known_address(host), [])
+
+
+def _replace_entry(known_hosts: Path, address: str, entry: list[str]) -> None:
     lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
-    kept = [entry for entry in lines if not entry.startswith(address + " ")]
-    text = "\n".join([*kept, line]) + "\n"
+    kept = [line for line in lines if not line.startswith(address + " ")]
     staged = known_hosts.with_name(known_hosts.name + ".new")
-    staged.write_text(text)
+    staged.write_text("".join(f"{line}\n" for line in [*kept, *entry]))
     staged.replace(known_hosts)
 
 
@@ -272,7 +291,12 @@ def make_key(private: Path) -> None:
     """The lab's SSH key pair, made once."""
     if not private.exists():
         private.parent.mkdir(parents=True, exist_ok=True)
+        staged = private.with_name(f"{private.name}_new")
+        staged.unlink(missing_ok=True)
         run_program(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "socle-lab", "-f", private],
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "socle-lab", "-f", staged],
             "making the lab's SSH key",
         )
+        # The private key comes last: while it is missing, an interrupted run is made good.
+        staged.with_suffix(".pub").replace(private.with_suffix(".pub"))
+        staged.replace(private)

@@ -121,7 +121,7 @@ class Lab:
         steps = self.missing_steps()
         actions = lab_hosts.plan_containers(self.wanted_containers(parsed), self.podman.containers())
         pending = [f"{action.kind} {action.container}" for action in actions if action.kind != "none"]
-        unreachable = [host.name for host in parsed if not pending and not lab_hosts.speaks_ssh(host.ssh_port)]
+        unreachable = [host.name for host in parsed if not pending and not self._is_open(host)]
         return {
             "build": [dataclasses.asdict(step) for step in steps],
             "gib": round(sum(step.gib for step in steps), 1),
@@ -151,11 +151,16 @@ class Lab:
             self._copy_hub()
             self._drop_old_caches()
             lab_hosts.make_key(self.ssh_key)
+            self._hand_over()
             actions = lab_hosts.plan_containers(self.wanted_containers(parsed), self.podman.containers())
             lab_hosts.check_ports(parsed, actions)
             lab_hosts.ensure_network(self.podman, self.settings.subnet)
+            by_container = {host.container: host for host in parsed}
             for action in actions:
                 self.progress.update("starting", detail=action.container)
+                if action.container in by_container and action.kind in ("create", "recreate"):
+                    # Before, not after: a run that dies in between must not leave a key that no longer fits.
+                    lab_hosts.forget_host_key(self.known_hosts, by_container[action.container])
                 lab_hosts.apply_action(self.podman, action)
             opened = [host.name for host in parsed if self._open(host)]
             self._hand_over()
@@ -276,11 +281,12 @@ class Lab:
             if images.engine_marker(self.directory, self.engine_store).exists():
                 shutil.rmtree(folder)
 
+    def _is_open(self, host: lab_hosts.Host) -> bool:
+        return lab_hosts.is_known(self.known_hosts, host) and lab_hosts.speaks_ssh(host.ssh_port)
+
     def _open(self, host: lab_hosts.Host) -> bool:
         """Whether SSH had to be opened on *host*."""
-        marker = f"[127.0.0.1]:{host.ssh_port} "
-        known = self.known_hosts.read_text() if self.known_hosts.exists() else ""
-        if marker in known and lab_hosts.speaks_ssh(host.ssh_port):
+        if self._is_open(host):
             return False
         self.progress.update("waiting for SSH", detail=host.name)
         line = lab_hosts.open_ssh(self.podman, host, self.ssh_key.with_suffix(".pub").read_text())

@@ -101,3 +101,16 @@ def test_a_rebuilt_host_replaces_its_own_key_only(tmp_path: Path) -> None:
         "[127.0.0.1]:22010 ssh-ed25519 OTHER",
         "[127.0.0.1]:2201 ssh-ed25519 NEW",
     ]
+
+
+def test_only_a_key_makes_a_host_known(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    (host,) = hosts.parse_hosts([entry("a", (2201, 22))])
+    assert not hosts.is_known(known, host)
+    # What a line looks like when something else than the key came first.
+    known.write_text("[127.0.0.1]:2201 ssh-keygen: generating\n[127.0.0.1]:22010 ssh-ed25519 OTHER\n")
+    assert not hosts.is_known(known, host)
+    hosts.remember_host_key(known, "[127.0.0.1]:2201 ssh-ed25519 KEY")
+    assert hosts.is_known(known, host)
+    hosts.forget_host_key(known, host)
+    assert known.read_text() == "[127.0.0.1]:22010 ssh-ed25519 OTHER\n"
