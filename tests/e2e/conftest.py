@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -12,21 +13,39 @@ from tests.support import lab
 
 
 @dataclass(frozen=True)
-class Line:
-    """site.yml, run twice, and what was there in between."""
+class State:
+    """What a run left."""
 
-    first: lab.Run
-    second: lab.Run
     unit: dict[str, str]
     generation: str
-    benchmarks: list[str]
-    acceptances: list[str]
+    spool: list[str]
+    collected: list[Path]
+
+    @classmethod
+    def read(cls) -> State:
+        return cls(lab.unit(), lab.generation(), lab.spool(), lab.collected(""))
+
+    def spooled(self, kind: str) -> list[str]:
+        return [name for name in self.spool if f"-{kind}-" in name]
+
+    def newest(self, kind: str) -> Path:
+        """The newest record of a kind beside the inventory."""
+        return [path for path in self.collected if path.stem.endswith(f"-{kind}")][-1]
+
+
+@dataclass(frozen=True)
+class Line:
+    """site.yml, run twice."""
+
+    first: lab.Run
+    before: State
+    second: lab.Run
+    after: State
 
 
 @pytest.fixture(scope="session")
 def line() -> Line:
     first = lab.play("site.yml").expect_success()
-    unit, generation = lab.unit(), lab.generation()
-    benchmarks, acceptances = lab.spool("benchmark"), lab.spool("acceptance")
+    before = State.read()
     second = lab.play("site.yml").expect_success()
-    return Line(first, second, unit, generation, benchmarks, acceptances)
+    return Line(first, before, second, State.read())

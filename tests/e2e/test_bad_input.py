@@ -44,7 +44,7 @@ def with_store(name: str, **variables: Any) -> dict[str, Any]:
 
 
 SIMULATOR = f"http://127.0.0.1:{TUNNEL_PORT}"
-TWO_GPUS = {"host_class": "two_gpus", "gpu_facts_file": "{{ socle_data_path }}/two_gpus.json"}
+TWO_GPUS = {"host_class": "two_gpus", "socle_facts_file": "{{ socle_data_path }}/two_gpus.json"}
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     # variables of the host, and what the sentence must hold: what was found, what was expected, what to do

@@ -19,14 +19,14 @@ def test_the_endpoint_answers(line: Line) -> None:
 
 def test_a_second_run_changes_nothing(line: Line) -> None:
     assert {name: host["changed"] for name, host in line.second.recap.items()} == {lab.HOST: 0}
-    assert lab.unit() == line.unit
-    assert lab.generation() == line.generation
-    assert lab.spool("deploy") and len(set(lab.spool("deploy"))) == len(lab.spool("deploy"))
+    assert line.after.unit == line.before.unit
+    assert line.after.generation == line.before.generation
+    assert line.after.spooled("deploy") == line.before.spooled("deploy")
 
 
 def test_a_second_run_accepts_and_does_not_measure(line: Line) -> None:
-    assert lab.spool("benchmark") == line.benchmarks != []
-    assert len(lab.spool("acceptance")) == len(line.acceptances) + 1
+    assert line.after.spooled("benchmark") == line.before.spooled("benchmark")
+    assert len(line.after.spooled("acceptance")) == len(line.before.spooled("acceptance")) + 1
 
 
 def test_a_second_run_is_quick(line: Line) -> None:
@@ -34,22 +34,22 @@ def test_a_second_run_is_quick(line: Line) -> None:
 
 
 def test_records_are_on_the_host_and_beside_the_inventory(line: Line) -> None:
-    newest = lab.spool("acceptance")[-1]
+    newest = line.after.spooled("acceptance")[-1]
     on_host = json.loads(lab.on_host(f"cat /var/lib/socle/records/{newest}"))
-    here = json.loads(lab.collected("acceptance")[-1].read_text())
+    here = json.loads(line.after.newest("acceptance").read_text())
     assert on_host == here
     assert (here["schema"], here["kind"], here["verdict"]) == ("socle.record/1", "acceptance", "passed")
     assert (here["host"], here["instance"]) == (lab.HOST, lab.INSTANCE)
-    assert here["generation"] == int(line.generation)
+    assert here["generation"] == int(line.after.generation)
     results = here["results"]
     assert results["suite"] == "smoke"
     assert results["passed"] > 5
     assert results["failed"] == results["errors"] == 0
     assert here["environment"]["vllm_version"] == "0.32.0"
     assert here["environment"]["image_digest"].startswith("sha256:")
-    measured = json.loads(lab.collected("benchmark")[-1].read_text())
+    measured = json.loads(line.after.newest("benchmark").read_text())
     assert measured["launch_fingerprint"] == here["launch_fingerprint"]
-    deployed = json.loads(lab.collected("deploy")[-1].read_text())
+    deployed = json.loads(line.after.newest("deploy").read_text())
     assert deployed["launch_fingerprint"] == here["launch_fingerprint"]
 
 
@@ -57,7 +57,7 @@ def test_results_come_back_as_variables_and_groups(line: Line) -> None:
     state = lab.inventory_host()["socle_state"]["instances"][lab.INSTANCE]
     assert state["accepted"] is True
     assert state["accepted_at"] >= "2026"
-    assert state["generation"] == int(line.generation)
+    assert state["generation"] == int(line.after.generation)
     assert state["fingerprint"].startswith("sha256:")
     assert state["acceptance"]["failed_checks"] == []
     assert state["drift"] == []
@@ -102,7 +102,7 @@ def test_the_plan_names_origin_and_evidence(line: Line) -> None:
     assert "profiles/serving/smollm2-135m-instruct--cpu.yml" in length
     assert "half the model's" in run.output
     assert shown
-    assert lab.unit() == line.unit
+    assert lab.unit() == line.after.unit
 
 
 def test_the_status_is_one_table(line: Line) -> None:
