@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A changed flag restarts the engine exactly once, and so does taking it back."""
+"""A changed flag restarts the engine exactly once, and so does taking it back. Runs after test_site.py, by name."""
 
 from __future__ import annotations
 
