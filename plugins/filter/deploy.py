@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._plan.seal import environment_fingerprint
+
 BENCHMARK_CHOICES = ("missing", "always", "never")
 
 
@@ -84,5 +86,6 @@ class FilterModule:
             "benchmark_due": benchmark_due,
             "deploy_recorded": deploy_recorded,
             "deploy_results": deploy_results,
+            "environment_fingerprint": environment_fingerprint,
             "facts_environment": facts_environment,
         }
