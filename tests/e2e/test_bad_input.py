@@ -158,6 +158,7 @@ chmod 755 {SCRATCH}/python-without-podman
 CLEAN = f"""
 for name in bad worse; do
   systemctl stop vllm-$name 2>/dev/null || true
+  systemctl reset-failed vllm-$name 2>/dev/null || true
   rm -rf /etc/containers/systemd/vllm-$name.container /var/lib/socle/instances/$name
 done
 systemctl daemon-reload

@@ -36,7 +36,7 @@ def test_the_unit_runs_and_comes_back(host: Host) -> None:
     # A start limit that trips, and a start that is not cut off while weights load.
     assert shown["StartLimitBurst"] == "4"
     assert host.run("systemctl show vllm-keyed --property=TimeoutStartUSec --value").stdout.strip() == "15min"
-    assert host.check_output("systemctl list-units --failed --plain --no-legend 'vllm-*'") == ""
+    assert host.check_output("systemctl list-units --failed --plain --no-legend 'vllm-keyed*'") == ""
 
 
 def test_the_container_is_what_was_planned(host: Host, plan: dict[str, Any]) -> None:
