@@ -57,13 +57,13 @@ sanity: setup
 	tests/sanity/run.sh
 
 molecule: setup
-	molecule test --scenario-name $(SCENARIO)
+	molecule --base-config .config/molecule/config.yml test --scenario-name $(SCENARIO)
 
 e2e: setup
 	pytest tests/e2e
 
 test: lint unit sanity
-	molecule test --scenario-name default
+	molecule --base-config .config/molecule/config.yml test --scenario-name default
 	pytest tests/e2e
 
 test-slow: setup

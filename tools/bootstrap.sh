@@ -40,8 +40,10 @@ if [ -n "$missing" ]; then
 fi
 
 # An interrupted set-up leaves no marker and is done again.
-marker="$venv/.socle-$(cat pyproject.toml "$constraints" | sha256sum | cut -c1-16)"
-if [ -e "$marker" ]; then
+# So is one that an upgrade of the system's Python, or a move of the clone, has broken.
+inputs=$("$python" --version; pwd; cat pyproject.toml "$constraints")
+marker="$venv/.socle-$(printf '%s' "$inputs" | sha256sum | cut -c1-16)"
+if [ -e "$marker" ] && "$venv/bin/python" -c 'import ansible' 2>/dev/null; then
     exit 0
 fi
 say "setting up $venv with $("$python" --version 2>&1) (about 1 min)"

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._lab.machine import SEARCH
+
 
 def lab_hosts(names: list[str], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The hosts *names* as role virtual_lab takes them."""
@@ -18,8 +20,7 @@ def lab_hosts(names: list[str], hostvars: Mapping[str, Any]) -> list[dict[str, A
 
 def missing_programs(programs: list[str]) -> bool:
     """Whether this machine lacks any of *programs*."""
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return any(shutil.which(program, path=path) is None for program in programs)
+    return any(shutil.which(program, path=SEARCH) is None for program in programs)
 
 
 def build_environment(home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 INTERVAL_S = 1.0
 
@@ -59,9 +61,18 @@ class Progress:
             "rate_per_s": rate,
             "left_s": round((total - done) / rate, 1) if rate and total and done is not None else None,
         }
-        staged = f"{self._path}.{os.getpid()}"
+        staged = Path(f"{self._path}.{os.getpid()}")
+        try:
+            self._write(staged, state)
+        except OSError:
+            # Progress is a courtesy: losing it must not fail the work it describes.
+            self._path = None
+            with contextlib.suppress(OSError):
+                staged.unlink()
+
+    def _write(self, staged: Path, state: dict[str, Any]) -> None:
         # Exclusive and without following links: the folder may be one that everybody writes to.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(staged, flags, 0o644), "w", encoding="utf-8") as handle:
             json.dump(state, handle)
-        Path(staged).replace(self._path)
+        staged.replace(str(self._path))

@@ -23,6 +23,7 @@ git ls-files -z --cached --others --exclude-standard -- ':!collections' |
 # A home of its own keeps caches out of the user's. pip's configuration goes along as a file, also what is set in the
 # environment, since ansible-test clears that.
 home=$cache/sanity/home
+umask 077
 mkdir -p "$home/.ansible/test/cache" "$home/.config/pip"
 "$venv/bin/python" -m pip config list |
     sed -n -e 's/^:env:\.//' -e 's/^[a-z]*\.//' -e "s/^\([a-z-]*\)='\(.*\)'$/\1 = \2/p" |

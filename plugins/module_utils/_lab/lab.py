@@ -18,11 +18,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Lab
 from ansible_collections.socle.inference.plugins.module_utils._lab import hosts as lab_hosts
 from ansible_collections.socle.inference.plugins.module_utils._lab import images
 from ansible_collections.socle.inference.plugins.module_utils._lab.machine import (
+    check_directory,
     check_programs,
     check_root,
     check_space,
     free_gib,
     inspect_machine,
+    make_folder,
 )
 from ansible_collections.socle.inference.plugins.module_utils._lab.podman import LabPodman, run_program
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
@@ -134,6 +136,7 @@ class Lab:
         """Build what is missing, start the hosts, open SSH; returns what was done."""
         check_root()
         check_programs()
+        check_directory(self.directory)
         parsed = lab_hosts.parse_hosts(self.settings.hosts)
         if not (self.settings.hub_source / "server.py").is_file():
             raise LabError(
@@ -192,7 +195,7 @@ class Lab:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One run at a time; a second waits, since the first may be what an interrupted terminal left running."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory, self.settings.owner)
         with (self.directory / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -295,7 +298,8 @@ class Lab:
         return True
 
     def _hand_over(self) -> None:
-        """The user who runs Ansible owns the SSH files, also when the lab was built through sudo."""
-        folder = self.ssh_key.parent
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, *self.settings.owner)
+        """The user who runs Ansible owns the SSH key, also when the lab was built through sudo.
+
+        Its folder stays root's: nobody else can put a link there for the next run to follow.
+        """
+        os.chown(self.ssh_key, *self.settings.owner, follow_symlinks=False)

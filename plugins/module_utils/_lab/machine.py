@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import resource
 import shutil
 from pathlib import Path
@@ -28,6 +29,10 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "iptables": "iptables",
     "ssh-keygen": "openssh-client",
+    "runc": "runc",
+    "conmon": "conmon",
+    "netavark": "netavark",
+    "aardvark-dns": "aardvark-dns",
 }
 """Programs that the lab needs, and the Debian package of each."""
 
@@ -76,7 +81,11 @@ def inspect_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     )
 
 
-def check_programs(path: str | None = None) -> None:
+SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/podman:/usr/libexec/podman"
+"""Podman's own helpers are outside of the usual path."""
+
+
+def check_programs(path: str = SEARCH) -> None:
     """Refuse a machine that lacks a program, naming every missing Debian package at once."""
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)})
     if missing:
@@ -85,6 +94,24 @@ def check_programs(path: str | None = None) -> None:
             f"install them (apt-get install {' '.join(missing)}) or run `make lab`, which does.",
             missing=missing,
         )
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a folder whose name Podman, ssh or a mount option would read as something else."""
+    if not re.fullmatch(r"[A-Za-z0-9_./@+=-]+", str(directory)):
+        raise LabError(
+            f"The virtual lab cannot live in {str(directory)!r}, since mounts and SSH options take no spaces, colons "
+            f"or quotes; name another folder with SOCLE_CACHE_DIR."
+        )
+
+
+def make_folder(directory: Path, owner: tuple[int, int]) -> None:
+    """Create *directory*; folders above it that had to be made belong to *owner*, who keeps other things there."""
+    missing = [folder for folder in directory.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir()
+        os.chown(folder, *owner, follow_symlinks=False)
+    directory.mkdir(exist_ok=True)
 
 
 def check_root(uid: int | None = None) -> None:

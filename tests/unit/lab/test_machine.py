@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def test_limits_never_exceed_the_callers_own() -> None:
 def test_all_missing_packages_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(LabError) as caught:
         machine.check_programs(path=str(tmp_path))
-    assert "apt-get install iptables mmdebstrap openssh-client podman util-linux" in str(caught.value)
+    assert (
+        "apt-get install aardvark-dns conmon iptables mmdebstrap netavark openssh-client podman runc util-linux"
+        in str(caught.value)
+    )
 
 
 def test_an_ordinary_user_is_told_what_to_do() -> None:
@@ -91,3 +95,20 @@ def test_wheels_are_asked_for_the_image_not_for_this_interpreter() -> None:
     assert "manylinux2014_aarch64" in words
     # Debian 12 has glibc 2.36.
     assert "manylinux_2_37_aarch64" not in words
+
+
+@pytest.mark.parametrize("name", ["/home/a b/lab", "/x:y/lab", '/x"/lab'])
+def test_a_folder_that_mounts_would_misread_is_refused(name: str) -> None:
+    with pytest.raises(LabError, match="SOCLE_CACHE_DIR"):
+        machine.check_directory(Path(name))
+    machine.check_directory(Path("/home/user.name/.cache/socle/lab"))
+
+
+def test_folders_that_had_to_be_made_above_the_lab_belong_to_the_user(tmp_path: Path) -> None:
+    owner = (os.geteuid(), os.getegid()) if os.geteuid() else (12345, 12346)
+    lab = tmp_path / "cache" / "socle" / "lab"
+    machine.make_folder(lab, owner)
+    assert [(path.stat().st_uid, path.stat().st_gid) for path in (lab.parent, lab.parent.parent)] == [owner, owner]
+    assert lab.stat().st_uid == os.geteuid()
+    machine.make_folder(lab, (0, 0))
+    assert lab.parent.stat().st_uid == owner[0]
