@@ -16,6 +16,10 @@ description:
   - Restarts at most once, and only if the launch fingerprint or the unit's text changed or the unit does not run. A run
     that was killed at any point is continued by the next one.
   - The unit is checked with the host's own Quadlet generator before it is installed.
+  - Refuses a start, before anything is written, where another running instance of the host holds the same port or GPU,
+    or another process listens on the port. In check mode that is a warning.
+  - A launch that failed before is not started again without O(retry). Where it runs all the same, it is left as it is,
+    with a warning.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
@@ -83,6 +87,13 @@ action:
       V(none).
   returned: success
   type: str
+starting:
+  description:
+    - Whether the unit is on its way up and that start is still to be proven. True where this run started it, and where
+      it still comes up from an earlier run and its generation was never accepted.
+    - The value for O(socle.inference.vllm_ready#module:started).
+  returned: when O(state=started) and O(mark) is not given
+  type: bool
 generation:
   description: Number of the generation; null where there is none, and in check mode with a plan that is not sealed.
   returned: success

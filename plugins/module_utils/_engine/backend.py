@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 RUNNING = ("active", "activating", "reloading")
 
 PROPERTIES = (
-    "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,"
+    "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"
     "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
 )
 
@@ -54,11 +54,23 @@ class UnitState:
     started_us: int | None = None
     """Monotonic clock, when its present or last run began."""
     active_us: int | None = None
+    has_process: bool = False
+    """Whether a process of the unit is alive; none is while it waits for systemd to start it again."""
 
     @property
     def running(self) -> bool:
         """Up, coming up, or waiting for systemd to start it again."""
         return self.active in RUNNING
+
+    @property
+    def coming_up(self) -> bool:
+        """On its way up; with Podman's health check that lasts until the engine answers."""
+        return self.active == "activating" or (self.job_pending and self.active != "deactivating")
+
+    @property
+    def alive(self) -> bool:
+        """Up or coming up with a process of its own, so that it can be the one that answers."""
+        return self.running and self.has_process and not self.sub.startswith("auto-restart")
 
     def as_dict(self) -> dict[str, Any]:
         """For a module's result."""
@@ -113,6 +125,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
             exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
             started_us=started or _number(values, "InactiveExitTimestampMonotonic") or None,
             active_us=_number(values, "ActiveEnterTimestampMonotonic") or None,
+            has_process=_number(values, "MainPID") > 0 or _number(values, "ControlPID") > 0,
         )
     return states
 

@@ -15,6 +15,7 @@ import contextlib
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -120,6 +121,16 @@ def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str],
         output["stdout"].decode("utf-8", "replace"),
         output["stderr"].decode("utf-8", "replace"),
     )
+
+
+def accepts_connections(address: str, port: int) -> bool:
+    """Whether something listens on a TCP port; an IPv6 address may stand in brackets."""
+    try:
+        with socket.create_connection((address.strip("[]"), port), timeout=2.0) as connection:
+            # A free port of the range for outgoing connections may, rarely, connect to itself.
+            return bool(connection.getsockname() != connection.getpeername())
+    except OSError:
+        return False
 
 
 class Files:

@@ -31,7 +31,8 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     UnitState,
     check_name,
 )
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, accepts_connections
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 LOCK_TIMEOUT_S = 30
@@ -155,11 +156,19 @@ def argv_changes(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[s
 class Launcher:
     """Starts, stops and marks the instances of this host."""
 
-    def __init__(self, backend: Backend, instances_dir: Path, files: Files, now: Callable[[], str] = utc_now) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        instances_dir: Path,
+        files: Files,
+        now: Callable[[], str] = utc_now,
+        listens: Callable[[str, int], bool] = accepts_connections,
+    ) -> None:
         self._backend = backend
         self._dir = instances_dir
         self._files = files
         self._now = now
+        self._listens = listens
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -211,14 +220,6 @@ class Launcher:
         tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
         last_try = max(tried, key=lambda item: item.number, default=None)
         failed_before = last_try.describe_failure() if last_try and last_try.failed else None
-        if failed_before and not retry:
-            raise EngineError(
-                f"Will not start {instance} again with the same launch: generation {failed_before['generation']} of it"
-                f" failed ({failed_before['reason'] or 'no reason noted'}); change the instance, or repeat it with"
-                " '-e retry=true'.",
-                failed_before=failed_before,
-                launch_fingerprint=fingerprint,
-            )
 
         unit_file = backend.unit_file(instance)
         installed = files.read(unit_file)
@@ -244,10 +245,31 @@ class Launcher:
         needed = not done_before and (
             reuse is None or reuse.applied != "started" or installed != text or not unit.running
         )
+        warnings = list(history.warnings)
+        if failed_before and not retry:
+            why = f"generation {failed_before['generation']} of it failed"
+            why += f" ({failed_before['reason'] or 'no reason noted'})"
+            if needed:
+                raise EngineError(
+                    f"Will not start {instance} again with the same launch: {why}; change the instance, or repeat it"
+                    " with '-e retry=true'.",
+                    failed_before=failed_before,
+                    launch_fingerprint=fingerprint,
+                )
+            warnings.append(f"{instance} runs by a launch that is marked as failed, {why}: left as it is.")
+        if needed:
+            obstacle = self._obstacle(instance, plan, before, unit)
+            if obstacle and not check:
+                raise obstacle
+            if obstacle:  # an earlier step of the real run may remove it
+                warnings.append(obstacle.message)
         restarts = "restarted" if unit.running or unit.active == "deactivating" else "started"
+        acted = needed or (done_before and (retry or not failed_before))
+        unproven = reuse is None or reuse.number != history.accepted
         result: dict[str, Any] = {
-            "changed": needed or done_before or bool(failed_before),
-            "action": restarts if needed or done_before else "none",
+            "changed": needed or done_before or bool(failed_before and retry),
+            "action": restarts if acted else "none",
+            "starting": acted or (unit.coming_up and unproven),
             "generation": reuse.number if reuse else history.highest + 1,
             "unit": str(unit_file),
             "launch_fingerprint": fingerprint,
@@ -255,7 +277,7 @@ class Launcher:
             "argv_changes": argv_changes(before.plan if before else None, plan),
             "unit_before": installed or "",
             "unit_after": text,
-            "warnings": history.warnings,
+            "warnings": warnings,
         }
         if check:
             if needed:
@@ -269,7 +291,7 @@ class Launcher:
                 folder / "generations" / str(reuse.number),
                 {"plan.json": _dump(plan), f"vllm-{instance}.container": text, "state.json": _dump(state)},
             )
-        elif needed or reuse.failed:
+        elif needed or (reuse.failed and retry):
             forgiven = {"verdict": None, "reason": None, "verdict_at": None} if reuse.failed else {}
             # Written before anything else changes: an interrupted run must not leave "started" behind.
             self._note(instance, reuse, **({"applied": "prepared"} if needed else {}), **forgiven)
@@ -290,6 +312,52 @@ class Launcher:
             self._note(instance, reuse, applied="started", started_at=self._now())
         return result
 
+    def _obstacle(
+        self, instance: str, plan: dict[str, Any], before: Generation | None, unit: UnitState
+    ) -> EngineError | None:
+        """Who holds the port or a GPU that this start needs: what answers there later would be taken for it."""
+        port = int(plan["port"])
+        gpus = {str(gpu) for gpu in plan.get("gpus") or []}
+        for other, rival in self._running_plans(instance).items():
+            common = sorted(gpus & {str(gpu) for gpu in rival.get("gpus") or []})
+            held = [f"port {port}"] if rival.get("port") == port else []
+            held += [f"GPU {', '.join(common)}"] if common else []
+            if held:
+                return EngineError(
+                    f"Cannot start {instance}: the instance {other} runs on this host and holds {' and '.join(held)};"
+                    f" stop it first with 'systemctl stop vllm-{other}', or remove it.",
+                    held_by=other,
+                    port=port if rival.get("port") == port else None,
+                    gpus=common,
+                )
+        # What listens there is our own engine, unless that one does not run, or runs on another port.
+        ours = unit.running or unit.active == "deactivating"
+        if ours and (before is None or before.plan.get("port") == port):
+            return None
+        address = probe_address(plan.get("argv") or [])
+        if not self._listens(address, port):
+            return None
+        return EngineError(
+            f"Cannot start {instance}: another process listens on port {port} of {address} already; find it with"
+            " 'ss -ltnp' on the host and stop it, or give the instance another port.",
+            port=port,
+        )
+
+    def _running_plans(self, instance: str) -> dict[str, dict[str, Any]]:
+        """Current plan of each other instance of this host whose unit runs."""
+        plans = {}
+        try:
+            entries = sorted(self._dir.iterdir(), key=lambda path: path.name)
+        except FileNotFoundError:
+            entries = []
+        for entry in entries:
+            if entry.name != instance and NAME.fullmatch(entry.name) and entry.is_dir():
+                history = read_history(entry, self._files)
+                if history.current is not None:
+                    plans[entry.name] = history.generations[history.current].plan
+        states = self._backend.states(plans)
+        return {name: plan for name, plan in plans.items() if states[name].running}
+
     def _guess(
         self,
         plan: dict[str, Any],
@@ -302,9 +370,11 @@ class Launcher:
         known = ("argv", "env", "image", "gpus", "port", "expose", "network", "shm_size_bytes", "secrets")
         changed = not before or any(before.plan.get(key) != plan.get(key) for key in known) or not unit.running
         action = ("would_restart" if unit.running else "would_start") if changed else "none"
+        obstacle = self._obstacle(str(plan["instance"]), plan, before, unit) if changed else None
         return {
             "changed": changed,
             "action": action,
+            "starting": changed,
             "generation": None,
             "unit": str(self._backend.unit_file(str(plan["instance"]))),
             "launch_fingerprint": None,
@@ -312,7 +382,7 @@ class Launcher:
             "argv_changes": argv_changes(before.plan if before else None, plan),
             "unit_before": installed or "",
             "unit_after": text if changed else installed or "",
-            "warnings": [],
+            "warnings": [obstacle.message] if obstacle else [],
         }
 
     def stop(self, instance: str, check: bool = False) -> dict[str, Any]:
@@ -404,6 +474,8 @@ def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple
         history = read_history(entry, files)
         warnings.extend(history.warnings)
         if history.current is None:
+            if [path.name for path in entry.iterdir()] == [".lock"]:
+                continue  # a first launch that was refused
             warnings.append(f"{entry} has no current generation (a launch that did not get far, or foreign): ignored.")
             continue
         histories[entry.name] = history

@@ -80,6 +80,9 @@ class Host:
         self.started_us = 0
         self.main_us = 0
         self.sub = "running"
+        self.main_pid = 4711
+        self.others: dict[str, str] = {}
+        """State of other instances' units, by name of the instance."""
         self.active_us = 0
         self.journal: list[tuple[int, str]] = []
         self.reads = 0
@@ -162,10 +165,12 @@ class Host:
         raise AssertionError(f"unexpected command {words}")
 
     def _show(self, service: str) -> str:
+        active = self.others.get(service.removeprefix("vllm-").removesuffix(".service"), self.active)
         values = {
             "Id": service,
             "LoadState": "loaded",
-            "ActiveState": self.active,
+            "ActiveState": active,
+            "MainPID": self.main_pid if active in ("active", "activating") and self.sub == "running" else 0,
             "SubState": self.sub,
             "Result": self.result,
             "NRestarts": self.nrestarts,

@@ -22,9 +22,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Eng
 from .conftest import Host
 
 
+def nobody(_address: str, _port: int) -> bool:
+    return False
+
+
 @pytest.fixture
 def launcher(backend: QuadletBackend, tmp_path: Path) -> Launcher:
-    return Launcher(backend, tmp_path / "instances", Files())
+    return Launcher(backend, tmp_path / "instances", Files(), listens=nobody)
 
 
 @pytest.fixture
@@ -143,7 +147,8 @@ def test_a_run_killed_at_any_step_is_continued_with_one_restart_in_all(
         host = Host()
         folder = tmp_path / str(step)
         generators = [Path("/bin/true")]
-        whole = Launcher(QuadletBackend(host, folder / "systemd", generators), folder / "instances", Files())
+        calm = QuadletBackend(host, folder / "systemd", generators)
+        whole = Launcher(calm, folder / "instances", Files(), listens=nobody)
         wanted = dict(plan)
         if before != "nothing":
             whole.start(plan)
@@ -155,7 +160,7 @@ def test_a_run_killed_at_any_step_is_continued_with_one_restart_in_all(
         runner: Any = lambda argv, **kw: fuse.around(lambda: host(argv, **kw))  # noqa: B023, E731
         backend = QuadletBackend(runner, folder / "systemd", generators)
         with contextlib.suppress(Killed):
-            Launcher(backend, folder / "instances", FusedFiles(fuse)).start(wanted)
+            Launcher(backend, folder / "instances", FusedFiles(fuse), listens=nobody).start(wanted)
         if not fuse.burnt:
             assert step > 8, "the launch has more steps than that"
             return
@@ -191,6 +196,120 @@ def test_a_failed_launch_is_not_repeated_unless_asked(
     launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})
     with pytest.raises(EngineError, match="generation 1"):
         launcher.start(plan)
+
+
+def tree(folder: Path) -> list[str]:
+    """All that a launch may have left, without its lock."""
+    return sorted(str(path) for path in folder.rglob("*") if path.name != ".lock")
+
+
+def test_a_launch_marked_as_failed_that_runs_is_left_as_it_is(
+    launcher: Launcher, host: Any, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    launcher.mark("chat", "failed", "wrong answers")
+    for check in (True, False):
+        result = launcher.start(plan, check=check)
+        assert (result["action"], result["changed"], result["starting"]) == ("none", False, False)
+        assert "wrong answers" in result["warnings"][0]
+        assert result["failed_before"]["generation"] == 1
+    assert host.restarts == 1
+    # Acceptance decides, not this run.
+    assert info(backend, tmp_path)["chat"]["status"] == "failed"
+    with pytest.raises(EngineError, match="Will not start"):
+        launcher.start({**plan, "start_timeout_s": 9})  # the same fingerprint, another text of the unit
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "port 8000;"),
+        ({"gpus": ["GPU-a", 2]}, "port 8000 and GPU 2;"),
+        ({"port": 8001, "gpus": [0, 2]}, "GPU 2;"),
+        ({"port": 8001, "gpus": [0]}, None),
+    ],
+)
+def test_what_another_running_instance_holds_is_not_taken_from_it(
+    launcher: Launcher,
+    host: Any,
+    backend: QuadletBackend,
+    plan: dict[str, Any],
+    tmp_path: Path,
+    change: dict[str, Any],
+    words: str | None,
+) -> None:
+    launcher.start({**plan, "instance": "other", **change})
+    host.active, host.others["other"] = "inactive", "active"
+    wanted = {**plan, "gpus": [2, 3]}
+    left, restarts = tree(tmp_path), host.restarts
+    if words is None:
+        assert launcher.start(wanted)["action"] == "started"
+        return
+    with pytest.raises(EngineError, match=r"instance other .*holds") as caught:
+        launcher.start(wanted)
+    assert words in caught.value.message and "'systemctl stop vllm-other'" in caught.value.message
+    assert [path for path in tree(tmp_path) if path not in left] == [str(tmp_path / "instances/chat")]
+    assert host.restarts == restarts
+    # Nothing but the lock, which is no instance.
+    assert info(backend, tmp_path).keys() == {"other"}
+    assert list_instances(backend, tmp_path / "instances", Files())[1] == []
+    found = launcher.start(wanted, check=True)
+    assert found["action"] == "would_start" and found["warnings"] == [caught.value.message]
+    unsealed = {**wanted, "sealed": False, "launch_fingerprint": None}
+    assert launcher.start(unsealed, check=True)["warnings"] == [caught.value.message]
+    host.others["other"] = "inactive"
+    assert launcher.start(wanted)["action"] == "started"
+    # Once it runs, nothing is to be asked.
+    host.others["other"] = "active"
+    assert launcher.start(wanted)["action"] == "none"
+
+
+def test_a_port_that_somebody_listens_on_is_refused(
+    backend: QuadletBackend, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    taken: set[int] = {8000}
+    asked: list[tuple[str, int]] = []
+
+    def listens(address: str, port: int) -> bool:
+        asked.append((address, port))
+        return port in taken
+
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=listens)
+    with pytest.raises(EngineError, match=r"listens on port 8000 of 127\.0\.0\.1 already.*'ss -ltnp'"):
+        launcher.start(plan)
+    assert asked == [("127.0.0.1", 8000)] and host.restarts == 0
+    assert tree(tmp_path / "instances") == [str(tmp_path / "instances/chat")]
+    assert not (tmp_path / "systemd").exists()
+    taken.clear()
+    launcher.start(plan)
+    # From here on it is our own engine that listens.
+    taken.add(8000)
+    assert launcher.start(plan)["action"] == "none"
+    for state in ("active", "deactivating"):
+        host.active = state
+        assert launcher.start({**plan, "launch_fingerprint": f"sha256:{state}"})["action"] == "restarted"
+    # ... but not on a port that it moves to.
+    taken.add(8001)
+    host.active = "active"
+    with pytest.raises(EngineError, match="listens on port 8001"):
+        launcher.start({**plan, "port": 8001, "launch_fingerprint": "sha256:moved"})
+
+
+def test_a_start_is_to_be_proven_until_its_generation_was_accepted(
+    launcher: Launcher, host: Any, plan: dict[str, Any]
+) -> None:
+    assert launcher.start(plan)["starting"] is True
+    # A run that was interrupted while it waited: the unit still comes up.
+    again = launcher.start(plan)
+    assert (again["action"], again["starting"]) == ("none", True)
+    host.active = "active"
+    assert launcher.start(plan)["starting"] is False
+    # One that served before and comes up again, after a crash or a reboot.
+    launcher.mark("chat", "accepted")
+    host.active = "activating"
+    assert launcher.start(plan)["starting"] is False
+    assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["starting"] is True
 
 
 def test_only_one_generation_is_accepted(
