@@ -26,6 +26,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.trace impor
 
 HITS = "vllm:prefix_cache_hits_total"
 FINISHED = "vllm:request_success_total"
+IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 HISTOGRAMS = {
     "ttft_mean_ms": "vllm:time_to_first_token_seconds",
     "e2e_mean_ms": "vllm:e2e_request_latency_seconds",
@@ -179,8 +180,10 @@ class Bench:
         except EngineFault as fault:
             return {"status": "failed", "faults": [fault.message], "evidence": self._client.redact_all(fault.fields)}
         run = measures.run_measures(trace)
-        run["cached_prompt_tokens"] = cached_tokens(before, after)
         run["other_requests"] = other_requests(before, after)
+        run["busy"] = others_ran(before, after)
+        told = trace.usage.cached_tokens if trace.usage else None
+        run["cached_prompt_tokens"] = cached_tokens(before, after) if told is None else told
         run["client_cpu_share"] = round(computed / max(trace.done_ns - trace.sent_ns, 1), 3)
         run["system_fingerprint"] = trace.fingerprint
         run["faults"] = run_faults(params, run)
@@ -230,15 +233,26 @@ def _delta(before: list[exposition.Sample] | None, after: list[exposition.Sample
 
 
 def cached_tokens(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
-    """Prompt tokens that came from the prefix cache; None when the engine does not say."""
+    """Prompt tokens of this request that came from the prefix cache, by a counter of the whole engine.
+
+    None when the engine does not say, and when others ran meanwhile: a hit may be theirs. No hit at all is nobody's.
+    """
     hits = _delta(before, after, HITS)
-    return None if hits is None else round(hits)
+    if hits is None or (hits and others_ran(before, after)):
+        return None
+    return round(hits)
 
 
 def other_requests(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
     """Requests of others that ended meanwhile: they blur every figure taken from the metrics."""
     ended = _delta(before, after, FINISHED)
     return None if ended is None else max(round(ended) - 1, 0)
+
+
+def others_ran(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> bool:
+    """Whether requests of others ended meanwhile, or were in flight before or after this one."""
+    in_flight = (exposition.total(samples or (), name) for samples in (before, after) for name in IN_FLIGHT)
+    return bool(other_requests(before, after)) or any(in_flight)
 
 
 def server_means(
@@ -263,8 +277,12 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
     warnings = []
     if any(run.get("client_cpu_share", 0) > BUSY_CLIENT_SHARE for run in good):
         warnings.append("The client computed for more than half of a run: the figures are partly its own.")
-    if any(run.get("other_requests") for run in good):
+    if any(run.get("busy") for run in good):
         warnings.append("Other requests ran meanwhile: the figures are those of a busy engine.")
+    if workload.params.cold and any(run.get("busy") and run["cached_prompt_tokens"] is None for run in good):
+        warnings.append(
+            "Whether the runs were cold is not known: the engine counts the cache hits of all requests together."
+        )
     result: dict[str, Any] = {
         "status": "failed" if failed or len(good) < workload.repeats else "passed",
         "faults": [fault for run in failed for fault in run["faults"]],

@@ -48,6 +48,7 @@ def instance_state(records: list[Record]) -> dict[str, Any] | None:
         "deployed": deploy["verdict"] in GOOD if deploy else None,
         "acceptance": acceptance_summary(shown["results"]) if shown else None,
         "benchmark": _benchmarks(records, fingerprint),
+        "benchmarked": _benchmarked(records),
         "capacity": _capacity(deploy),
         "environment": dict(source["environment"]) if source else {},
         "drift": _drift(records, fingerprint, acceptance if accepted else None),
@@ -112,6 +113,15 @@ def _benchmarks(records: list[Record], fingerprint: str | None) -> dict[str, Any
                 if isinstance(figures, dict):
                     # The single runs are evidence and stay in the record.
                     found.setdefault(name, {key: value for key, value in figures.items() if key != "runs"})
+    return found
+
+
+def _benchmarked(records: list[Record]) -> dict[str, str]:
+    """{launch fingerprint: when it was measured last}, whatever came out; the probe's own fault measured nothing."""
+    found: dict[str, str] = {}
+    for record in records:
+        if record["kind"] == "benchmark" and record["verdict"] != "error" and record["launch_fingerprint"]:
+            found.setdefault(record["launch_fingerprint"], record["finished"])
     return found
 
 

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark import (
     Bench,
     Params,
     benchmark_verdict,
+    cached_tokens,
+    others_ran,
     parse_workload,
     parse_workloads,
     request_body,
@@ -20,6 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark i
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace
 
 from tests.simulators.engine import Behaviour, EngineDouble
 
@@ -73,6 +78,65 @@ def test_a_run_that_is_not_what_was_asked_for_fails(fault: str, words: str) -> N
     assert result["status"] == "failed"
     assert words in " ".join(result["faults"])
     assert benchmark_verdict({"B2": result}) == "failed"
+
+
+class SharedClient(EngineClient):
+    """An engine that others use: during each request one of theirs ends, after 7 tokens from the cache."""
+
+    def __init__(self, double: EngineDouble, told: int | None) -> None:
+        super().__init__(double.base_url)
+        self._double = double
+        self._told = told
+
+    def stream_chat(self, body: dict[str, Any]) -> Trace:
+        with self._double.state.lock:
+            self._double.state.finished += 1
+            self._double.state.hits += 7
+        trace = super().stream_chat(body)
+        assert trace.usage
+        trace.usage = dataclasses.replace(trace.usage, cached_tokens=self._told)
+        return trace
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "cached", "proven"),
+    [(None, "passed", None, False), (0, "passed", 0, True), (9, "failed", None, True)],
+)
+def test_cache_hits_of_others_are_not_held_against_a_run(
+    told: int | None, status: str, cached: int | None, proven: bool
+) -> None:
+    with EngineDouble() as double, SharedClient(double, told) as client:
+        result = Bench(client, "double").run(parse_workload(B2, {"output_tokens": 4, "repeats": 1, "warmups": 0}))
+    assert (result["status"], result["cached_prompt_tokens"]) == (status, cached)
+    words = " ".join(result["warnings"])
+    assert ("Whether the runs were cold is not known" in words) is not proven
+    # What the server says of this very request is proof, whoever else is there.
+    assert ("9 prompt tokens came from the cache" in " ".join(result["faults"])) is (told == 9)
+
+
+def metrics(hits: int, finished: int, running: int = 0, waiting: int = 0) -> list[exposition.Sample]:
+    return exposition.parse(
+        f"vllm:prefix_cache_hits_total {hits}\nvllm:request_success_total {finished}\n"
+        f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "busy", "cached"),
+    [
+        (metrics(0, 0), metrics(5, 1), False, 5),
+        (metrics(0, 0), metrics(0, 2), True, 0),
+        (metrics(0, 0), metrics(5, 2), True, None),
+        # A request of others that has not ended is told by the gauges only.
+        (metrics(0, 0, running=1), metrics(5, 1), True, None),
+        (metrics(0, 0), metrics(5, 1, running=1), True, None),
+        (metrics(0, 0), metrics(5, 1, waiting=1), True, None),
+        (None, None, False, None),
+    ],
+)
+def test_whose_cache_hits_they_are(before: Any, after: Any, busy: bool, cached: int | None) -> None:
+    assert others_ran(before, after) is busy
+    assert cached_tokens(before, after) == cached
 
 
 def test_without_metrics_the_proof_is_missing_not_zero() -> None:

@@ -109,6 +109,19 @@ def test_failed_benchmarks_give_no_figures() -> None:
     assert state["benchmark"] == {}
 
 
+def test_launches_that_were_measured_whatever_came_out() -> None:
+    state = state_of(
+        make("deploy", 1),
+        make("benchmark", 2, verdict="failed"),
+        make("benchmark", 3),
+        make("benchmark", 4, verdict="error"),
+        make("benchmark", 5, launch_fingerprint=FP2, verdict="failed"),
+        make("benchmark", 6, launch_fingerprint=None),
+    )
+    assert state["benchmarked"] == {FP1: "2026-11-30T09:03:00Z", FP2: "2026-11-30T09:05:00Z"}
+    assert state_of(make("deploy", 1), make("benchmark", 2, verdict="error"))["benchmarked"] == {}
+
+
 def test_an_instance_that_was_removed_is_not_in_the_state() -> None:
     assert instance_state([make("deploy", 2, results={"state": "absent"})[0], make("deploy", 1)[0]]) is None
 
