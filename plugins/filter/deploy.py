@@ -53,19 +53,31 @@ def facts_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
 def benchmark_due(state: Mapping[str, Any], running: Mapping[str, Any], choice: str = "missing") -> list[str]:
     """Names of the instances that are to be measured.
 
-    *running* is what vllm_instances_info returned. With *choice* "missing" an instance is due when its present launch
-    has no benchmark on record; "always" and "never" say so for all of them.
+    *running* is what vllm_instances_info returned. With *choice* "missing" an instance is due when it runs and its
+    present launch was not measured yet, whatever came out; "always" and "never" say so for all of them.
     """
     if choice not in BENCHMARK_CHOICES:
         raise ValueError(f"socle_benchmark is {choice!r}; use one of {', '.join(BENCHMARK_CHOICES)}.")
     names = sorted(name for name, found in running.items() if found.get("plan"))
     if choice == "missing":
-        return [name for name in names if not _measured(state["instances"].get(name, {}), running[name])]
+        return [name for name in names if _unmeasured(state["instances"].get(name, {}), running[name])]
     return names if choice == "always" else []
 
 
-def _measured(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    return bool(known.get("benchmark")) and known.get("fingerprint") == found.get("launch_fingerprint")
+def _unmeasured(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    # One that does not run would be put on record as measured and failed.
+    measured: Mapping[str, str] = known.get("benchmarked") or {}
+    return found.get("unit_active") == "active" and found.get("launch_fingerprint") not in measured
+
+
+def managed_instances(running: Mapping[str, Any], declared: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of *running* that *declared* (vllm_instances) names: only of these are key and purpose known."""
+    return {name: found for name, found in running.items() if name in (declared or {})}
+
+
+def unmanaged_instances(running: Mapping[str, Any], declared: Mapping[str, Any] | None) -> list[str]:
+    """Names of those of *running* that *declared* does not name, sorted."""
+    return sorted(set(running) - set(declared or {}))
 
 
 def acceptance_failure(acceptance: Mapping[str, Any]) -> str:
@@ -88,4 +100,6 @@ class FilterModule:
             "deploy_results": deploy_results,
             "environment_fingerprint": environment_fingerprint,
             "facts_environment": facts_environment,
+            "managed_instances": managed_instances,
+            "unmanaged_instances": unmanaged_instances,
         }

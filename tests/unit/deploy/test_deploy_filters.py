@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+import yaml
 from ansible_collections.socle.inference.plugins.filter import deploy, lab
 
+ROOT = Path(__file__).parents[3]
 PLAN = {"instance": "chat", "launch_fingerprint": "sha256:a"}
 
 
@@ -31,23 +38,123 @@ def test_a_deployment_is_recorded_once(known: dict[str, Any], generation: int, e
     assert deploy.deploy_recorded(state(**known), PLAN, generation) is expected
 
 
-RUNNING = {"chat": {"plan": PLAN, "launch_fingerprint": "sha256:a"}, "odd": {"plan": None, "launch_fingerprint": None}}
+RUNNING = {
+    "chat": {"plan": PLAN, "launch_fingerprint": "sha256:a", "unit_active": "active"},
+    "odd": {"plan": None, "launch_fingerprint": None, "unit_active": "active"},
+}
+WHEN = "2026-11-30T09:00:00Z"
 
 
 @pytest.mark.parametrize(
     ("known", "choice", "expected"),
     [
         ({}, "missing", ["chat"]),
-        ({"fingerprint": "sha256:a", "benchmark": {"B1": {}}}, "missing", []),
-        ({"fingerprint": "sha256:a", "benchmark": {}}, "missing", ["chat"]),
+        ({"benchmarked": {"sha256:a": WHEN}, "benchmark": {"B1": {}}}, "missing", []),
+        # It was measured and failed: production is not loaded again in every run.
+        ({"benchmarked": {"sha256:a": WHEN}, "benchmark": {}}, "missing", []),
+        ({"benchmarked": {}, "benchmark": {}}, "missing", ["chat"]),
         # Figures of another launch say nothing about this one.
-        ({"fingerprint": "sha256:b", "benchmark": {"B1": {}}}, "missing", ["chat"]),
-        ({"fingerprint": "sha256:a", "benchmark": {"B1": {}}}, "always", ["chat"]),
+        ({"benchmarked": {"sha256:b": WHEN}, "benchmark": {"B1": {}}}, "missing", ["chat"]),
+        ({"benchmarked": {"sha256:a": WHEN}}, "always", ["chat"]),
         ({}, "never", []),
     ],
 )
 def test_a_launch_is_measured_once_unless_asked(known: dict[str, Any], choice: str, expected: list[str]) -> None:
     assert deploy.benchmark_due(state(**known), RUNNING, choice) == expected
+
+
+def test_what_does_not_run_is_measured_only_when_asked() -> None:
+    stopped = {"chat": {**RUNNING["chat"], "unit_active": "inactive"}}
+    assert deploy.benchmark_due(state(), stopped) == []
+    assert deploy.benchmark_due(state(), stopped, "always") == ["chat"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "managed", "unmanaged"),
+    [({"chat": {}, "new": {}}, ["chat"], ["odd"]), ({}, [], ["chat", "odd"]), (None, [], ["chat", "odd"])],
+)
+def test_only_instances_of_the_inventory_are_worked_on(
+    declared: dict[str, Any] | None, managed: list[str], unmanaged: list[str]
+) -> None:
+    assert deploy.managed_instances(RUNNING, declared) == {name: RUNNING[name] for name in managed}
+    assert deploy.unmanaged_instances(RUNNING, declared) == unmanaged
+
+
+def play(name: str) -> dict[str, Any]:
+    (found,) = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("name", "over"), [("accept", "socle_managed"), ("benchmark", "socle_due")])
+def test_playbooks_work_on_what_the_inventory_names_and_name_the_others(name: str, over: str) -> None:
+    found = play(name)
+    (loop,) = [task["loop"] for task in found["tasks"] if "loop" in task]
+    assert over in loop
+    assert "managed_instances(vllm_instances" in found["vars"]["socle_managed"]
+    assert "socle_managed" in found["vars"].get("socle_due", "socle_managed")
+    (shown,) = [task for task in found["tasks"] if "socle.inference.show" in task]
+    assert shown["when"] == "socle_unmanaged | length > 0"
+
+
+@pytest.mark.parametrize("name", ["accept", "benchmark"])
+@pytest.mark.parametrize(("location", "becomes"), [(None, True), ("host", True), ("controller", False)])
+def test_a_probe_on_the_controller_needs_no_root(name: str, location: str | None, becomes: bool) -> None:
+    tasks = yaml.safe_load((ROOT / f"playbooks/tasks/{name}_instance.yml").read_text())
+    (probe,) = [task for task in tasks if "delegate_to" in task]
+    given = {"inventory_hostname": "gpu-1", **({"probe_location": location} if location else {})}
+    assert jinja2.Template(probe["become"]).render(given) == str(becomes)
+    assert jinja2.Template(probe["delegate_to"]).render(given) == ("gpu-1" if becomes else "localhost")
+
+
+HOSTS = """
+all:
+  vars: {ansible_connection: local, ansible_become: false, ansible_python_interpreter: "{{ ansible_playbook_python }}"}
+  hosts: {host-a: {}, host-b: {}}
+"""
+
+
+def run_deploy(tmp_path: Path, hosts: str, *arguments: str) -> str:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/hosts.yml").write_text(hosts)
+    (tmp_path / "ansible.cfg").write_text("[defaults]\n")
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *["socle.inference.deploy", "-i", str(tmp_path / "inventory"), *arguments],
+        ],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "LC_ALL": "C.UTF-8",
+            "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_NOCOLOR": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize(("arguments", "batches"), [([], 1), (["-e", "socle_serial=1"], 2)])
+def test_a_fleet_can_be_deployed_in_batches(tmp_path: Path, arguments: list[str], batches: int) -> None:
+    output = run_deploy(tmp_path, HOSTS, *arguments)
+    assert output.count("PLAY [Deploy every instance]") == batches, output
+    assert "socle_max_fail_percentage" in play("deploy")["max_fail_percentage"]
+
+
+def test_facts_from_a_file_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    facts = {"schema": "socle.gpu_facts/1", "host_class": "cpu", "gpus": [], "engine": {"name": None}}
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    hosts = HOSTS.replace("host-b: {}", "host-b: {vllm_instances: {chat: {model: smollm2-135m-instruct}}}")
+    output = run_deploy(tmp_path, hosts, "--check", "-e", f"socle_facts_file={tmp_path}/facts.json")
+    assert "host-b is not deployed from the facts in" in output
+    assert "remove socle_facts_file. Nothing was changed." in output
+    assert "is undefined" not in output
+    assert "TASK [Collect" not in output
 
 
 def test_an_unknown_choice_names_the_known_ones() -> None:
