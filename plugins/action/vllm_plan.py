@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
+from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path
 
 OPTIONS = frozenset(
@@ -113,8 +114,9 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
 
 def _state_dir(value: Any) -> str:
     text = str(value).rstrip("/")
-    if not text.startswith("/") or any(char.isspace() for char in text):
-        raise PlanError(f"state_dir is {text!r}, but must be an absolute path without spaces; correct it.")
+    fault = path_fault(text)
+    if fault:
+        raise PlanError(f"state_dir is {text!r}, which a unit cannot mount from: {fault}; correct it.")
     return text
 
 

@@ -22,6 +22,11 @@ from typing import Any, Callable
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, Image, check_name
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._units import (
+    control_character,
+    path_fault,
+    starts_another_command,
+)
 
 Version = tuple[int, int, int]
 
@@ -70,7 +75,6 @@ AFTER = (
 
 _BARE = re.compile(r"[A-Za-z0-9_./:,+@=-]+")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATH = re.compile(r"/[^\s:%$\"'\\,;\x00-\x1f\x7f]*")
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+")
 _ADDRESS = re.compile(r"[0-9A-Za-z.:-]+")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
@@ -90,12 +94,12 @@ def quote(word: str, what: str = "argument") -> str:
     Quadlet keeps "%" and "$" as they are, so that they must be doubled for systemd.
     """
     shown = json.dumps(word, ensure_ascii=False)
-    if any(ord(char) < 0x20 or ord(char) == 0x7F for char in word):
+    if control_character(word):
         raise EngineError(f"Cannot put the {what} {shown} into a unit: it holds a control character; remove it.")
     if word == "":
         # Podman 5.4.2's generator drops an empty word and, silently, every word after it.
         raise EngineError(f"Cannot put an empty {what} into a unit: Quadlet would lose all that follow; remove it.")
-    if word == ";":
+    if starts_another_command(word):
         raise EngineError(f"Cannot put the {what} ';' into a unit: systemd would start another command; remove it.")
     if _BARE.fullmatch(word):
         return word
@@ -111,10 +115,10 @@ def _checked(pattern: re.Pattern[str], value: Any, what: str, expected: str) -> 
 
 
 def _path(value: Any, what: str) -> str:
-    expected = "an absolute path without spaces, quotes and ':%$\\,;', which Quadlet or systemd would take apart"
-    path = _checked(_PATH, value, what, expected)
-    if ".." in path.split("/"):
-        raise EngineError(f"Cannot put the {what} {json.dumps(path)} into a unit: it holds '..'; write it out.")
+    path = str(value)
+    fault = path_fault(path)
+    if fault:
+        raise EngineError(f"Cannot put the {what} {json.dumps(path)} into a unit: {fault}; change it.")
     return path
 
 

@@ -16,12 +16,15 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._units import control_character, starts_another_command
 
 REPEATED = frozenset({"middleware"})
 """List flags that argparse appends (action="append"): one ``--name value`` for each entry."""
 
 JSON_LISTS = frozenset({"allowed-headers", "allowed-methods", "allowed-origins"})
 """List flags that argparse reads by json.loads: one word of JSON (vLLM 0.19.1 to 0.33.0)."""
+
+_TLS = "leave it out, since everything here speaks http to the engine: TLS belongs to a proxy in front of it"
 
 OWNED_FLAGS = {
     "host": "set expose (loopback, address or all) of the instance instead",
@@ -33,6 +36,10 @@ OWNED_FLAGS = {
     "hf-token": "leave it out, since weights come from the model store and a token would show in the process list",
     "config": "write the flags themselves instead, so that the plan shows them",
     "uds": "set expose of the instance instead",
+    "ssl-keyfile": _TLS,
+    "ssl-certfile": _TLS,
+    "ssl-ca-certs": _TLS,
+    "ssl-cert-reqs": _TLS,
 }
 """Flags that the plan sets itself or that would get around it, and what to do instead."""
 
@@ -49,20 +56,12 @@ _KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|PASSWORD|SECRET|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
-_LINE_BREAKERS = {"\0": "NUL", "\n": "a line break", "\r": "a carriage return"}
 
 
 def right_spelling(name: str) -> str:
     """The flag name that was probably meant: "--maxModel_len" -> "max-model-len"."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", name.strip().lstrip("-"))
     return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-")
-
-
-def _bad_text(value: str) -> str | None:
-    for char, name in _LINE_BREAKERS.items():
-        if char in value:
-            return name
-    return None
 
 
 def _check_json(value: Any, where: str, problems: Problems) -> None:
@@ -91,9 +90,11 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
         if not math.isfinite(value):
             problems.add(f"{where} must be a finite number, but is {value}; correct it.")
     elif isinstance(value, str):
-        broken = _bad_text(value)
+        broken = control_character(value)
         if broken:
-            problems.add(f"{where} must be one line, but contains {broken}; remove it.")
+            problems.add(f"{where} must be one line of plain text, but contains {broken}; remove it.")
+        elif starts_another_command(value):
+            problems.add(f"{where} is ';' alone, with which systemd would start another command; remove it.")
         elif not value:
             problems.add(f"{where} is an empty string, which no flag takes; use null to remove the flag.")
         elif in_list and value.startswith("-"):
@@ -170,9 +171,9 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
                 f"{where}.{name} must be a string or a number, but is {describe(item)}; write {shown!r} in quotes."
             )
         elif isinstance(item, str):
-            broken = _bad_text(item)
+            broken = control_character(item)
             if broken:
-                problems.add(f"{where}.{name} must be one line, but contains {broken}; remove it.")
+                problems.add(f"{where}.{name} must be one line of plain text, but contains {broken}; remove it.")
         elif item is not None and (not isinstance(item, (int, float)) or not math.isfinite(item)):
             problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
 

@@ -88,11 +88,12 @@ def secret() -> Check:
     """A string whose value never shows up anywhere."""
 
     def check(value: Any, where: str, problems: Problems) -> None:
-        sound = isinstance(value, str) and value != "" and not any(char in "\0\r\n" for char in value)
+        # What a header of HTTP, a file of NAME=VALUE lines and a shell carry alike.
+        sound = isinstance(value, str) and all("!" <= char <= "~" for char in value) and value != ""
         if value is not None and not sound:
             problems.add(
-                f"{where} must be one line of text, but is not (its value is withheld); correct it, or leave it out "
-                "for none."
+                f"{where} must be printable ASCII without spaces, but is not (its value is withheld); correct it, or "
+                "leave it out for none."
             )
 
     return check

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.action import vllm_plan
+from ansible_collections.socle.inference.plugins.module_utils._engine import quadlet
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PlanError
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-very-secret-0815"
@@ -111,6 +114,17 @@ def test_plan_and_seal_in_check_mode_and_not(folder: Path) -> None:
         assert tasks[1]["plan"]["sealed"] is True
         outcomes.append((plan, tasks[1]["plan"]))
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("state_dir", ["relative", "/a b", "/a:b", "/a%n", "/a$b", "/a,b", "/a;b", "/a/../b"])
+def test_a_state_folder_that_a_unit_cannot_mount_is_refused(state_dir: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        vllm_plan._state_dir(state_dir)
+    assert repr(state_dir) in refused.value.message
+    assert "which a unit cannot mount from" in refused.value.message
+    with pytest.raises(EngineError):
+        # Planning and the unit must agree.
+        quadlet._path(state_dir, "mount source")
 
 
 def test_refusal_names_everything_but_the_key(folder: Path) -> None:

@@ -67,6 +67,15 @@ def test_flags_become_words(name: str, value: Any, words: list[str] | None) -> N
         ({"x": "a\nb"}, ["line break"]),
         ({"x": "a\0b"}, ["NUL"]),
         ({"x": ["a\rb"]}, ["carriage return"]),
+        ({"x": "a\tb"}, ["a tab"]),
+        ({"x": "a\x1bb"}, ["U+001B"]),
+        ({"x": ["a", "b\x7f"]}, ["x[1]", "U+007F"]),
+        ({"x": ";"}, ["';' alone", "another command"]),
+        ({"x": ["a", ";"]}, ["x[1]", "another command"]),
+        ({"ssl-keyfile": "/k"}, ["flags.ssl-keyfile", "TLS belongs to a proxy in front of it"]),
+        ({"ssl-certfile": "/c"}, ["TLS belongs to a proxy"]),
+        ({"ssl-ca-certs": "/a"}, ["TLS belongs to a proxy"]),
+        ({"ssl-cert-reqs": 2}, ["TLS belongs to a proxy"]),
         ({"x": float("nan")}, ["finite"]),
         ({"x": {"a": [float("inf")]}}, ["x.a[0]", "finite"]),
         ({"x": {1: 2}}, ["key 1", "quote it"]),
@@ -96,6 +105,7 @@ def test_bad_flags_are_told_in_one_sentence(flags: Any, parts: list[str]) -> Non
         ({"A": True}, "write '1' in quotes"),
         ({"A": ["x"]}, "but is a list"),
         ({"A": "x\ny"}, "line break"),
+        ({"A": "x\x07y"}, "U+0007"),
         ({"VLLM_API_KEY": "s3cret"}, "api_key"),
         ({"HF_TOKEN": "s3cret"}, "looks like a secret"),
         ({"VLLM_PORT": 1}, "port"),
@@ -114,7 +124,9 @@ def test_bad_environment_is_told_in_one_sentence(env: Any, part: str) -> None:
 
 def test_odd_environment_values_are_data() -> None:
     problems = Problems()
-    check_env({"A": "50% of $HOME", "B": 2, "C": None, "D": "", "VLLM_MAX_TOKENS_PER_EXPERT": 1}, "env", problems)
+    check_env(
+        {"E": ";", "A": "50% of $HOME", "B": 2, "C": None, "D": "", "VLLM_MAX_TOKENS_PER_EXPERT": 1}, "env", problems
+    )
     assert problems.sentences == []
 
 
