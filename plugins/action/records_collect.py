@@ -51,7 +51,8 @@ class ActionModule(ActionBase):
             return result
 
         skipped: Skipped = Counter()
-        fresh: dict[str, list[Record]] = {}
+        unwritten: dict[str, list[Record]] = {}
+        refusals: list[str] = []
         received = collected = size = 0
         after = ""
         complete = False
@@ -68,15 +69,19 @@ class ActionModule(ActionBase):
                 size += len(text)
                 try:
                     record = check_spooled(name, text, host)
-                    new = self._keep(root, host, record, text)
                 except Invalid as error:
                     skipped[error.kind] += 1
+                    continue
+                if root is None or self._task.check_mode:
+                    collected += 1
+                    unwritten.setdefault(record["instance"], []).append(record)
+                    continue
+                try:
+                    collected += write_collected(root, host, record, text)[1]
                 except RecordError as error:
-                    result.update(failed=True, msg=str(error), **error.fields)
-                    return result
-                else:
-                    collected += new
-                    fresh.setdefault(record["instance"], []).append(record)
+                    # The host keeps it: what is known now is enough to go on, and the next collection brings it.
+                    refusals.append(error.message)
+                    unwritten.setdefault(record["instance"], []).append(record)
             following = page.get("after")
             if following is None:
                 complete = True
@@ -85,15 +90,14 @@ class ActionModule(ActionBase):
                 break
             after = following
 
-        tree: dict[str, dict[str, list[Record]]] = {}
-        if root and not self._task.check_mode:
-            tree, _unread = read_tree(root, [host])
-            state = host_state(tree.get(host, {}))
-        else:
-            state = host_state(self._merged(root, host, fresh))
         warning = summarise(skipped, f"the spool of {host}")
         if warning:
             result.setdefault("warnings", []).append(warning)
+        if refusals:
+            result.setdefault("warnings", []).append(
+                f"{len(refusals)} records of {host} could not be kept beside the inventory and stay on the host until "
+                f"the next collection. The first: {refusals[0]}"
+            )
         result.update(
             changed=False,
             received=received,
@@ -102,21 +106,16 @@ class ActionModule(ActionBase):
             complete=complete,
             passed_over=dict(skipped),
             path=path,
-            socle_state=state,
+            socle_state=host_state(self._merged(root, host, unwritten)),
         )
         return result
 
-    def _keep(self, root: Path | None, host: str, record: Record, text: str) -> bool:
-        if root is None or self._task.check_mode:
-            return True
-        return write_collected(root, host, record, text)[1]
-
     @staticmethod
-    def _merged(root: Path | None, host: str, fresh: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    def _merged(root: Path | None, host: str, unwritten: dict[str, list[Record]]) -> dict[str, list[Record]]:
         """What is on disk together with what was received and not written, newest first."""
         tree, _unread = read_tree(root, [host]) if root else ({}, Counter())
         merged = {name: list(records) for name, records in tree.get(host, {}).items()}
-        for name, records in fresh.items():
+        for name, records in unwritten.items():
             merged.setdefault(name, []).extend(records)
         return {
             name: sorted(records, key=lambda record: record["finished"], reverse=True)

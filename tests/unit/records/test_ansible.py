@@ -141,6 +141,26 @@ def test_collecting_brings_what_is_missing_and_nothing_hostile(inventory: Path, 
     assert [results["gpu1"][key] for key in ("received", "collected", "known")] == [0, 0, 3]
 
 
+@pytest.mark.parametrize("hindrance", ["a file", "a link"])
+def test_a_folder_that_takes_no_records_is_a_warning(
+    inventory: Path, tmp_path: Path, play: Any, hindrance: str
+) -> None:
+    for record, text in (make("deploy", 1), make("acceptance", 2)):
+        write_once(tmp_path / "state/gpu1/records", spool_name(record, text), text)
+    if hindrance == "a file":
+        (inventory / ".socle").touch()
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (inventory / ".socle/records").mkdir(parents=True)
+        (inventory / ".socle/records/gpu1").symlink_to(tmp_path / "elsewhere")
+    results, output = play(COLLECT, "-i", inventory)
+    result = results["gpu1"]
+    assert (result["received"], result["collected"]) == (2, 0)
+    assert result["socle_state"]["instances"]["chat"]["accepted"] is True, "the state is that of what was received"
+    assert "2 records of gpu1 could not be kept beside the inventory" in " ".join(output.split())
+    assert files_below(tmp_path) and not (tmp_path / "elsewhere/chat").exists()
+
+
 def test_records_become_variables_and_groups(inventory: Path, ansible: Ansible) -> None:
     root = inventory / ".socle/records"
     figures = {"B1": {"ttft_p50_ms": 12.5, "note": JINJA}}
