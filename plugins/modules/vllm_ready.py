@@ -16,6 +16,8 @@ description:
   - Meanwhile reads the engine's log. At the first line that is known to be fatal, stops the unit and fails with what
     the line
     means and what to do; likewise when the unit failed, restarts again and again, or takes too long.
+  - With O(started=false) an instance that does not answer is left as it is, and its log is not read.
+  - Only the instance's own running unit counts as ready, whatever answers on its port.
   - Calls the instance directly on its own host, never by a proxy.
 author:
   - The socle authors (@socle-inference)
@@ -48,8 +50,17 @@ options:
     description: The API key, where the instance has one.
     type: str
   timeout_s:
-    description: Time limit; that of O(plan), or V(1800).
+    description:
+      - Time limit; that of O(plan), or V(1800).
+      - With O(started=false) at most 60 s of it while the unit is not coming up.
     type: int
+  started:
+    description:
+      - Whether this run started the instance, or continues to wait for a start that nothing has proven yet;
+        RV(socle.inference.vllm_launch#module:starting) says so. Then an instance that does not become ready is stopped.
+      - With V(false), it ran before this run and may be in use. It is asked for a short time, and never stopped.
+    type: bool
+    default: true
   progress_path:
     description: Internal; set by the action plugin.
     type: path
@@ -67,6 +78,10 @@ ready:
   description: Whether the instance serves; false only in check mode.
   returned: success
   type: bool
+reason:
+  description: Why it does not serve.
+  returned: in check mode, when not ready
+  type: str
 ready_s:
   description: Seconds from the start of the unit until it was active, or null.
   returned: when ready
@@ -113,13 +128,17 @@ unit:
   type: dict
 diagnosis:
   description: C(id), C(sentence), C(remedy) and C(line) of the cause.
-  returned: on failure
+  returned: on failure with O(started=true)
   type: dict
 excerpt:
   description: Lines of the engine's log that end with the cause, or its last lines.
-  returned: on failure
+  returned: on failure with O(started=true)
   type: list
   elements: str
+lack:
+  description: What did not answer as it should, V(unit), V(answer), V(api_key), V(served_names) or V(token).
+  returned: on failure with O(started=false)
+  type: str
 stopped:
   description: Whether the unit was stopped.
   returned: on failure
@@ -145,6 +164,7 @@ def main() -> None:
             "served_names": {"type": "list", "elements": "str"},
             "api_key": {"type": "str", "no_log": True},
             "timeout_s": {"type": "int"},
+            "started": {"type": "bool", "default": True},
             "progress_path": {"type": "path"},
         },
         required_one_of=[("instance", "plan"), ("port", "plan")],
@@ -158,6 +178,7 @@ def main() -> None:
             module.params["plan"],
             module.params["api_key"],
             progress=Progress(module.params["progress_path"]),
+            started=module.params["started"],
             check=module.check_mode,
         )
     except SocleError as error:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Callable, NoReturn
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
@@ -21,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 POLL_S = 1.0
 CALL_TIMEOUT_S = 5.0
 TOKEN_TIMEOUT_S = 120.0
+CONFIRM_S = 60.0
 LOOP_RESTARTS = 2
 EXCERPT_LINES = 12
 
@@ -65,6 +67,17 @@ def _json(answer: Answer) -> Any:
         return None
 
 
+@dataclass(frozen=True)
+class Lack:
+    """What an instance lacks to be ready, in words that go on from its name."""
+
+    id: str
+    sentence: str
+    remedy: str = ""
+    final: bool = False
+    """Waiting cannot change it."""
+
+
 def parse_cache_info(metrics: bytes) -> dict[str, int | None]:
     """num_gpu_blocks, block_size and kv_cache_size_tokens from /metrics; None where the version does not tell."""
     samples = exposition.parse(metrics.decode("utf-8", "replace"))
@@ -88,6 +101,7 @@ class Waiter:
         *,
         served_names: list[str] | None = None,
         timeout_s: float = 1800.0,
+        started: bool = True,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -98,6 +112,8 @@ class Waiter:
         self._http = http
         self._served_names = served_names or []
         self._timeout_s = timeout_s
+        self._started = started
+        self._token_timeout_s = TOKEN_TIMEOUT_S if started else CONFIRM_S
         self._progress = progress or Progress()
         self._clock = clock
         self._sleep = sleep
@@ -107,13 +123,23 @@ class Waiter:
         self._since_us: int | None = None
         self._models: list[dict[str, Any]] = []
 
-    def look(self) -> dict[str, Any] | None:
-        """One look: the facts if it serves at this moment, else None."""
+    def look(self) -> dict[str, Any]:
+        """One look: the facts if it serves at this moment, else the reason why it does not; never fails for that."""
         unit = self._backend.state(self._instance)
-        return self._facts(unit, waited_s=0.0) if self._up(unit) and self._serves() else None
+        lack = self._lack(unit)
+        if lack is None:
+            return self._facts(unit, waited_s=0.0)
+        return {"ready": False, "reason": f"{self._service} {lack.sentence}", "milestones": {}, "unit": unit.as_dict()}
 
     def wait(self) -> dict[str, Any]:
-        """Facts of the serving instance; EngineError with a diagnosis otherwise, and then the unit is stopped."""
+        """Facts of the serving instance, or EngineError.
+
+        An instance that this run started is followed by its journal, and stopped where it does not become ready, so
+        that nothing that counts as failed serves. Any other one is only asked: whoever uses it keeps it.
+        """
+        return self._follow() if self._started else self._confirm()
+
+    def _follow(self) -> dict[str, Any]:
         began = self._clock()
         first_restarts: int | None = None
         token_shown = False
@@ -122,11 +148,16 @@ class Waiter:
             # While a restart is queued or the old engine goes down, the old one may still answer. A unit that starts
             # has a job until it is active.
             settled = unit.active == "activating" or (not unit.job_pending and unit.active != "deactivating")
-            if settled and unit.running and self._serves():
-                token_shown = True
-                if self._up(unit):
-                    return self._facts(unit, waited_s=self._clock() - began)
-                self._backend.check_health(self._instance)
+            if settled and unit.alive:
+                lack = self._answer_lack()
+                if lack is not None and lack.final:
+                    self._read_journal()
+                    self._fail(Diagnosis(lack.id, f"it {lack.sentence}", lack.remedy), unit)
+                if lack is None:
+                    if self._up(unit) and self._same(unit):
+                        return self._facts(unit, waited_s=self._clock() - began)
+                    token_shown = True
+                    self._backend.check_health(self._instance)
             if self._since_us is None and settled and unit.started_us:
                 self._since_us = unit.started_us
             self._read_journal()
@@ -152,24 +183,75 @@ class Waiter:
             )
             self._sleep(0.25 if waited < 2 or token_shown else POLL_S)
 
+    def _confirm(self) -> dict[str, Any]:
+        began = self._clock()
+        quiet_since: float | None = None
+        while True:
+            unit = self._backend.state(self._instance)
+            lack = self._lack(unit)
+            now = self._clock()
+            if lack is None:
+                return self._facts(unit, waited_s=now - began)
+            # One that systemd brings up (after a crash or a reboot) has the time that a start may take.
+            quiet_since = None if unit.coming_up else now if quiet_since is None else quiet_since
+            given_up = quiet_since is not None and now - quiet_since >= CONFIRM_S
+            given_up = given_up or unit.active in ("inactive", "failed")
+            if lack.final or given_up or now - began >= self._timeout_s:
+                after = "" if lack.final else f" after {now - began:.0f} s"
+                remedy = lack.remedy or (
+                    f"See 'journalctl -u {self._service}' on the host;"
+                    f" 'systemctl restart {self._service}' starts it anew."
+                )
+                raise EngineError(
+                    f"{self._service} runs the planned launch already and does not serve it{after}: it {lack.sentence};"
+                    f" this run did not start it and left it as it is - {remedy}",
+                    lack=lack.id,
+                    milestones={},
+                    unit=unit.as_dict(),
+                    stopped=False,
+                )
+            self._progress.update(phase=f"asking it: it {lack.sentence}", detail=f"of at most {CONFIRM_S:.0f} s")
+            self._sleep(POLL_S)
+
     @staticmethod
     def _up(unit: UnitState) -> bool:
-        return unit.active == "active" and not unit.job_pending
+        return unit.active == "active" and unit.alive and not unit.job_pending
 
-    def _serves(self) -> bool:
-        """Healthy, lists its models, and makes a token; raises where another server sits on the port."""
-        if self._http("/health")[0] != 200:
-            return False
+    def _same(self, unit: UnitState) -> bool:
+        """Whether the unit still runs as it did before it was asked, so that it can be the one that answered."""
+        now = self._backend.state(self._instance)
+        return self._up(now) and now.invocation_id == unit.invocation_id
+
+    def _lack(self, unit: UnitState) -> Lack | None:
+        """What the instance lacks at this moment; None where it serves."""
+        if not self._up(unit):
+            waits = ", with a job pending" if unit.job_pending else ""
+            return Lack("unit", f"is not up (its unit is {unit.active}, {unit.sub}{waits})")
+        lack = self._answer_lack()
+        if lack is None and not self._same(unit):
+            return Lack("unit", "did not stay up while it was asked")
+        return lack
+
+    def _answer_lack(self) -> Lack | None:
+        """Healthy, lists its models, and makes a token, or what of it is missing."""
+
+        def unanswered(path: str, answer: Answer) -> Lack:
+            return Lack("answer", f"answered {path} with HTTP {answer[0]}" if answer[0] else f"did not answer {path}")
+
+        answer = self._http("/health")
+        if answer[0] != 200:
+            return unanswered("/health", answer)
         answer = self._http("/v1/models")
         if answer[0] in (401, 403):
-            raise EngineError(
-                f"{self._service} is up and refuses the API key (HTTP {answer[0]} from /v1/models); set api_key of the"
-                " instance to the key that the engine was started with, or deploy again.",
-                status=answer[0],
+            return Lack(
+                "api_key",
+                f"refuses the API key (HTTP {answer[0]} from /v1/models)",
+                "Set api_key of the instance to the key that the engine was started with, or deploy again.",
+                final=True,
             )
         models = _json(answer)
         if answer[0] != 200 or not isinstance(models, dict):
-            return False
+            return unanswered("/v1/models", answer)
         self._models = [
             {"id": item.get("id"), "root": item.get("root"), "max_model_len": item.get("max_model_len")}
             for item in models.get("data") or []
@@ -178,24 +260,30 @@ class Waiter:
         ids = [item["id"] for item in self._models]
         missing = [name for name in self._served_names if name not in ids]
         if missing or not ids:
-            raise EngineError(
-                f"The server that answers for {self._service} lists the models {ids}, expected"
-                f" {self._served_names or 'at least one'}: another process may hold the port; see 'ss -ltnp' on the"
-                " host.",
-                models=self._models,
+            return Lack(
+                "served_names",
+                f"lists the models {ids}, expected {self._served_names or 'at least one'}",
+                "Another process may hold the port: see 'ss -ltnp' on the host.",
+                final=True,
             )
         name = (self._served_names or ids)[0]
         answer = self._http(
-            "/v1/completions", {"model": name, "prompt": "1", "max_tokens": 1, "temperature": 0}, TOKEN_TIMEOUT_S
+            "/v1/completions",
+            {"model": name, "prompt": "1", "max_tokens": 1, "temperature": 0},
+            self._token_timeout_s,
         )
         if answer[0] in (400, 404, 405):  # an engine that serves chat only
             message = {"role": "user", "content": "1"}
             answer = self._http(
-                "/v1/chat/completions", {"model": name, "messages": [message], "max_tokens": 1}, TOKEN_TIMEOUT_S
+                "/v1/chat/completions", {"model": name, "messages": [message], "max_tokens": 1}, self._token_timeout_s
             )
         reply = _json(answer)
         usage = reply.get("usage") if isinstance(reply, dict) else None
-        return answer[0] == 200 and isinstance(usage, dict) and (usage.get("completion_tokens") or 0) >= 1
+        if answer[0] != 200:
+            return unanswered("the request for one token", answer)
+        if not isinstance(usage, dict) or (usage.get("completion_tokens") or 0) < 1:
+            return Lack("token", "answered the request for one token without a token")
+        return None
 
     def _facts(self, unit: UnitState, waited_s: float) -> dict[str, Any]:
         version = _json(self._http("/version"))
@@ -279,15 +367,17 @@ def await_instance(
     api_key: str | None,
     *,
     progress: Progress,
+    started: bool = True,
     check: bool = False,
 ) -> dict[str, Any]:
     """Facts of the instance that a plan, or what is *given* in its place, describes; see Waiter."""
     plan = plan or {}
     instance = check_name(str(given.get("instance") or plan.get("instance") or ""))
     if plan.get("api_key_required") and not api_key:
-        raise EngineError(
-            f"Cannot ask {instance} for a token: it requires an API key and none was given; set its api_key."
-        )
+        reason = f"Cannot ask {instance} for a token: it requires an API key and none was given; set its api_key."
+        if check:
+            return {"ready": False, "reason": reason, "milestones": {}, "unit": backend.state(instance).as_dict()}
+        raise EngineError(reason)
     address = given.get("address") or probe_address(plan.get("argv") or [])
     waiter = Waiter(
         backend,
@@ -295,8 +385,7 @@ def await_instance(
         Http(f"http://{address}:{int(given.get('port') or plan['port'])}", api_key),
         served_names=given.get("served_names") or plan.get("served_names"),
         timeout_s=float(given.get("timeout_s") or plan.get("start_timeout_s") or START_TIMEOUT_S),
+        started=started,
         progress=progress,
     )
-    if check:
-        return waiter.look() or {"ready": False, "milestones": {}, "unit": backend.state(instance).as_dict()}
-    return waiter.wait()
+    return waiter.look() if check else waiter.wait()

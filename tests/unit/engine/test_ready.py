@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.ready import (
     Http,
@@ -40,6 +42,7 @@ class Engine(ThreadingHTTPServer):
         self.tokens = 1
         self.chat_only = False
         self.seen: list[str] = []
+        self.on_token = lambda: None
         super().__init__(("127.0.0.1", 0), Handler)
 
 
@@ -88,6 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, {})
         else:
             assert body["max_tokens"] == 1
+            self.server.on_token()
             self._send(200, {"choices": [{}], "usage": {"completion_tokens": self.server.tokens}})
 
 
@@ -123,13 +127,21 @@ def clock() -> Clock:
     return Clock()
 
 
-def waiter(backend: QuadletBackend, url: str, clock: Clock, key: str | None = None, timeout_s: float = 60) -> Waiter:
+def waiter(
+    backend: QuadletBackend,
+    url: str,
+    clock: Clock,
+    key: str | None = None,
+    timeout_s: float = 60,
+    started: bool = True,
+) -> Waiter:
     return Waiter(
         backend,
         "chat",
         Http(url, key),
         served_names=["smol"],
         timeout_s=timeout_s,
+        started=started,
         clock=clock,
         sleep=clock.sleep,
     )
@@ -280,8 +292,106 @@ def test_a_wait_that_takes_too_long_says_how_far_it_came(backend: QuadletBackend
 def test_another_server_on_the_port_is_named(backend: QuadletBackend, host: Host, engine: Engine, clock: Clock) -> None:
     up(host)
     engine.models = ["other"]
-    with pytest.raises(EngineError, match=r"lists the models \['other'\], expected \['smol'\]"):
+    with pytest.raises(EngineError, match=r"lists the models \['other'\], expected \['smol'\]") as caught:
         waiter(backend, url(engine), clock).wait()
+    # What counts as failed does not go on serving.
+    assert caught.value.fields["diagnosis"]["id"] == "served_names"
+    assert caught.value.fields["stopped"] is True and host.active == "inactive"
+
+
+@pytest.mark.parametrize("state", [{"sub": "auto-restart"}, {"main_pid": 0}])
+@pytest.mark.parametrize("active", ["activating", "active"])
+def test_whoever_answers_does_not_count_while_the_own_unit_has_no_process(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock, state: dict[str, Any], active: str
+) -> None:
+    up(host)
+    for key, value in {**state, "active": active}.items():
+        setattr(host, key, value)
+    assert waiter(backend, url(engine), clock).look()["ready"] is False
+    with pytest.raises(EngineError, match="does not serve after 5 s"):
+        waiter(backend, url(engine), clock, timeout_s=5).wait()
+    assert host.count("podman", "healthcheck") == 0 and engine.seen == []
+
+
+def test_an_answer_does_not_count_when_the_unit_ended_meanwhile(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    engine.on_token = lambda: setattr(host, "invocation", host.invocation + 1)
+    assert waiter(backend, url(engine), clock).look()["ready"] is False
+    with pytest.raises(EngineError, match="does not serve"):
+        waiter(backend, url(engine), clock, timeout_s=3).wait()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words", "after_s"),
+    [
+        ({"health": 503}, "answered /health with HTTP 503", 60),
+        ({"tokens": 0}, "without a token", 60),
+        ({"models": ["other"]}, "lists the models", 0),
+        ({"api_key": "other"}, "refuses the API key", 0),
+    ],
+)
+def test_what_this_run_did_not_start_is_never_stopped_nor_judged_by_its_log(
+    backend: QuadletBackend,
+    host: Host,
+    engine: Engine,
+    clock: Clock,
+    broken: dict[str, Any],
+    words: str,
+    after_s: float,
+) -> None:
+    up(host)
+    host.journal = [(40_000_000, line) for line in FATAL]
+    for key, value in broken.items():
+        setattr(engine, key, value)
+    with pytest.raises(EngineError, match=words) as caught:
+        waiter(backend, url(engine), clock, timeout_s=1800, started=False).wait()
+    assert after_s <= clock.now < after_s + 3
+    assert host.active == "active" and host.reads == 0
+    assert host.count("systemctl", "stop") == host.count("podman") == 0
+    assert "diagnosis" not in caught.value.fields and caught.value.fields["stopped"] is False
+    assert "left it as it is" in caught.value.message and "\n" not in caught.value.message
+
+
+def test_a_running_instance_that_answers_late_is_ready(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    up(host)
+    engine.health = 503
+    host.journal = [(40_000_000, line) for line in FATAL]
+    clock.at[20] = lambda: setattr(engine, "health", 200)
+    assert waiter(backend, url(engine), clock, started=False).wait()["waited_s"] >= 20
+
+
+def test_an_accepted_instance_that_systemd_starts_again_has_the_time_of_a_start(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    starting(host)
+    clock.at[200] = lambda: up(host)
+    assert waiter(backend, url(engine), clock, timeout_s=300, started=False).wait()["waited_s"] >= 200
+    starting(host)
+    with pytest.raises(EngineError, match=r"after 300 s: it is not up \(its unit is activating"):
+        waiter(backend, url(engine), clock, timeout_s=300, started=False).wait()
+    host.active, host.job = "failed", 0
+    with pytest.raises(EngineError, match="after 0 s: it is not up"):
+        waiter(backend, url(engine), clock, timeout_s=300, started=False).wait()
+    assert host.count("systemctl", "stop") == 0
+
+
+def test_a_start_that_an_interrupted_run_left_behind_is_followed_to_its_end(
+    backend: QuadletBackend, host: Host, clock: Clock, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    plan["mounts"] = []
+    launcher = Launcher(backend, tmp_path, Files(), listens=lambda *_: False)
+    launcher.start(plan)
+    starting(host)
+    launch = launcher.start(plan)
+    assert launch["action"] == "none"
+    clock.at[90] = lambda: host.journal.extend((92_000_000, line) for line in FATAL)
+    with pytest.raises(EngineError) as caught:
+        waiter(backend, NOBODY, clock, timeout_s=300, started=launch["starting"]).wait()
+    assert caught.value.fields["diagnosis"]["id"] == "free_memory" and host.active == "inactive"
 
 
 def test_the_api_key_is_sent_and_a_wrong_one_is_named_but_not_shown(
@@ -293,6 +403,7 @@ def test_the_api_key_is_sent_and_a_wrong_one_is_named_but_not_shown(
     with pytest.raises(EngineError, match="refuses the API key") as caught:
         waiter(backend, url(engine), clock, "wrong-key").wait()
     assert "wrong-key" not in str(caught.value.fields) + caught.value.message
+    assert caught.value.fields["diagnosis"]["id"] == "api_key" and host.active == "inactive"
 
 
 def test_an_engine_that_only_chats_is_asked_by_chat(
@@ -321,6 +432,32 @@ def test_check_mode_looks_once_and_stops_nothing(
     assert host.count("systemctl", "stop") == 0
     up(host)
     assert await_instance(backend, {}, plan, "key", **look)["ready"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "words"),
+    [
+        ({"served_names": ["new"]}, "key", "lists the models"),
+        ({}, "other", "refuses the API key"),
+        ({}, None, "none was given"),
+        ({"port": 9}, "key", "did not answer /health"),
+    ],
+)
+def test_check_mode_does_not_fail_where_something_else_runs_than_is_planned(
+    backend: QuadletBackend,
+    host: Host,
+    engine: Engine,
+    plan: dict[str, Any],
+    change: dict[str, Any],
+    key: str | None,
+    words: str,
+) -> None:
+    up(host)
+    engine.api_key = "key"
+    wanted = {**plan, "port": engine.server_address[1], **change}
+    found = await_instance(backend, {}, wanted, key, check=True, progress=Progress())
+    assert found["ready"] is False and words in found["reason"] and found["unit"]["active"] == "active"
+    assert host.count("systemctl", "stop") == 0
 
 
 def test_a_missing_api_key_is_asked_for_before_anything_else(
