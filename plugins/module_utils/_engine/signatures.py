@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What vLLM writes while it starts: fatal messages with their cures, and milestones. Private to socle.inference.
 
-The first matching line is the cause; later ones are consequences, and the last ones are always generic.
+The first matching line is the cause; later ones are consequences, and the last ones are always generic. Only lines that
+report an error can match: engines log what users send, at level INFO and in access logs, and that can be anything.
 """
 
 from __future__ import annotations
@@ -225,8 +226,21 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 
 _PREFIX = re.compile(
-    r"^(?:\([\w-]+(?: pid=\d+)?\) )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] )?"
+    r"^(?:\([\w-]+(?: pid=\d+)?\) )?(?:\[rank\d+\]: )?"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] |:\s+))?"
 )
+_UNLEVELLED = re.compile(
+    r"\s*(?:"
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): "  # the last line of a traceback
+    r"|(?:Value error|Assertion failed), "  # below the first line of pydantic's
+    r"|what\(\): "  # C++
+    r"|(?:[\w.-]+ ){0,2}[\w.-]+: error: "  # argparse: "vllm serve: error: "
+    r'|time="[^"]*" level=(?:error|fatal) '  # Podman
+    r"|\S+\.py:\d+: UserWarning: CUDA initialization: "  # all that PyTorch says of a driver that does not work
+    r"|Error: |error: )"
+)
+"""How a message without a level begins when it reports an error."""
+
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): \S")
 
 
@@ -242,6 +256,15 @@ class Diagnosis:
     def as_dict(self) -> dict[str, str | None]:
         """For a module's result."""
         return {"id": self.id, "sentence": self.sentence, "remedy": self.remedy, "line": self.line}
+
+
+def reports_error(line: str) -> bool:
+    """Whether the line is an error's, rather than something that was logged and may quote anybody."""
+    prefix = _PREFIX.match(line)
+    level = prefix["level"] if prefix else None
+    if level:
+        return level in ("ERROR", "CRITICAL")
+    return bool(_UNLEVELLED.match(strip_prefix(line)))
 
 
 def strip_prefix(line: str) -> str:
@@ -269,10 +292,11 @@ class Reader:
     def feed(self, line: str, at_s: float | None = None) -> None:
         """One line of output, *at_s* seconds after the unit's start."""
         message = strip_prefix(line)
-        if self.first_error is None and _ERROR.match(message):
-            self.first_error = message
-        if self.fatal is None:
-            self.fatal = self._match(message)
+        if reports_error(line):
+            if self.first_error is None and _ERROR.match(message):
+                self.first_error = message
+            if self.fatal is None:
+                self.fatal = self._match(message)
         for milestone in MILESTONES:
             found = milestone.pattern.search(message)
             if found:

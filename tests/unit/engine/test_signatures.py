@@ -32,7 +32,9 @@ MESSAGES = {
         " maximum model length is 122880."
     ),
     "load_memory": "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
-    "mamba_block": "In Mamba cache align mode, block_size (1600) must be <= max_num_batched_tokens (1024)",
+    "mamba_block": (
+        "AssertionError: In Mamba cache align mode, block_size (1600) must be <= max_num_batched_tokens (1024)"
+    ),
     "port_taken": "OSError: [Errno 98] Address already in use",
     "no_device": "RuntimeError: Failed to infer device type, please set the environment variable",
     "cdi": "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7",
@@ -69,6 +71,46 @@ def test_each_message_has_its_diagnosis(expected: str, message: str) -> None:
     assert found is not None and found.id == expected
     assert "{" not in found.sentence + found.remedy
     assert found.line == message
+
+
+PROMPTS = [
+    "INFO 11-30 08:00:01 [logger.py:39] Received request cmpl-1: prompt: '{}', params: SamplingParams(n=1)",
+    "(APIServer pid=2) INFO 11-30 08:00:01 [logger.py:39] {}",
+    "(APIServer pid=2) WARNING 11-30 08:00:01 [serving.py:9] {}",
+    "(EngineCore pid=7) DEBUG 11-30 08:00:01 [core.py:9] {}",
+    '(APIServer pid=2) INFO:     127.0.0.1:5 - "GET /v1/{} HTTP/1.1" 404 Not Found',
+    "non-default args: {{'model': '{}'}}",
+    "prompt: {}",
+]
+
+
+@pytest.mark.parametrize("form", PROMPTS)
+@pytest.mark.parametrize("message", MESSAGES.values())
+def test_what_a_user_sends_is_no_diagnosis(form: str, message: str) -> None:
+    reader = Reader()
+    reader.feed(form.format(message))
+    assert reader.fatal is None and reader.first_error is None
+
+
+@pytest.mark.parametrize(("expected", "message"), MESSAGES.items())
+@pytest.mark.parametrize(
+    "prefix", ["", "(APIServer pid=7) ", "(Worker_TP0 pid=7) [rank0]: ", "(EngineCore_DP0 pid=7)   "]
+)
+def test_errors_without_a_level_are_known_by_how_they_begin(prefix: str, expected: str, message: str) -> None:
+    found = diagnose([prefix + message])
+    assert found is not None and found.id == expected
+
+
+def test_errors_of_other_writers_are_known() -> None:
+    taken = "(APIServer pid=2) ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000)"
+    podman = 'time="2026-11-30T08:00:00Z" level=error msg="unresolvable CDI devices nvidia.com/gpu=7"'
+    torch = (
+        "(APIServer pid=2) /usr/lib/python3/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Unexpected error"
+        " from cudaGetDeviceCount(). Error 802: system not yet initialized (Triggered internally at x.cpp:109.)"
+    )
+    for line, expected in ((taken, "port_taken"), (podman, "cdi"), (torch, "fabric_manager")):
+        found = diagnose([line])
+        assert found is not None and found.id == expected
 
 
 def test_the_first_cause_wins_over_its_consequences() -> None:
