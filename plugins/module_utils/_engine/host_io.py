@@ -12,13 +12,14 @@ Both are injected everywhere, so that a test can record them or interrupt betwee
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable, Protocol
 
@@ -133,6 +134,42 @@ def accepts_connections(address: str, port: int) -> bool:
         return False
 
 
+FILE_REMEDIES = {
+    errno.ENOSPC: "make room there ('df -h' shows it)",
+    errno.EDQUOT: "raise the quota or make room",
+    errno.EROFS: "make that file system writable, or set another state folder",
+    errno.EACCES: "run as root (become: true), and see who owns it",
+    errno.EPERM: "run as root (become: true), and see whether it is immutable",
+    errno.EIO: "see the kernel's messages ('dmesg') about that disk",
+}
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an OSError the path that it is about: one of writing (a full disk) has none of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
+def explaining(attempt: str) -> Iterator[None]:
+    """Turns an OSError into one sentence: "Cannot <attempt>: <reason> (<path>); <remedy>."."""
+    try:
+        yield
+    except OSError as error:
+        # Of the two paths of a link or a rename, the second one is what was to be made.
+        path = error.filename2 or error.filename or "path unknown"
+        reason = error.strerror or str(error)
+        remedy = FILE_REMEDIES.get(error.errno or 0, "put that path right")
+        raise EngineError(
+            f"Cannot {attempt}: {reason} ({path}); {remedy}, then repeat the run.", path=str(path), errno=error.errno
+        ) from error
+
+
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
@@ -150,7 +187,7 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             staged.unlink()
         handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with naming(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
             os.fchmod(stream.fileno(), mode)
             stream.write(text)
             stream.flush()

@@ -31,7 +31,11 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     UnitState,
     check_name,
 )
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, accepts_connections
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
+    Files,
+    accepts_connections,
+    explaining,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
@@ -204,12 +208,13 @@ class Launcher:
             raise EngineError(
                 f"Cannot launch {instance}: its plan is not sealed, so image and model are not proven; seal it first."
             )
-        text = self._backend.render(_printable(plan))
-        self._backend.validate(instance, text)
-        if check:
-            return self._start(instance, plan, text, retry, check=True)
-        with self._lock(instance):
-            return self._start(instance, plan, text, retry, check=False)
+        with explaining(f"launch {instance}"):
+            text = self._backend.render(_printable(plan))
+            self._backend.validate(instance, text)
+            if check:
+                return self._start(instance, plan, text, retry, check=True)
+            with self._lock(instance):
+                return self._start(instance, plan, text, retry, check=False)
 
     def _start(self, instance: str, plan: dict[str, Any], text: str, retry: bool, check: bool) -> dict[str, Any]:
         backend, files, folder = self._backend, self._files, self._dir / instance
@@ -392,7 +397,7 @@ class Launcher:
         # "failed" counts as stopped; "auto-restart" is among the running ones.
         running = self._backend.state(instance).running
         if running and not check:
-            with self._lock(instance):
+            with explaining(f"stop {instance}"), self._lock(instance):
                 self._backend.stop(instance)
         action = ("would_stop" if check else "stopped") if running else "none"
         current = history.generations.get(history.current) if history.current else None
@@ -436,7 +441,7 @@ class Launcher:
         else:
             changed = not item.failed or item.state.get("reason") != reason or history.accepted == number
         if changed and not check:
-            with self._lock(instance):
+            with explaining(f"mark {instance} as {verdict}"), self._lock(instance):
                 if verdict == "accepted":
                     self._note(instance, item, verdict=None, reason=None, verdict_at=None, accepted_at=self._now())
                     self._files.point(folder / "accepted", f"generations/{number}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, check_name
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 NAME = "api_key"
@@ -44,6 +44,13 @@ def ensure_api_key(
 ) -> dict[str, Any]:
     """Make the host hold this key, or none; *folder* is the secrets' folder of the host."""
     check_name(instance)
+    with explaining(f"store the API key of {instance}"):
+        return _ensure_api_key(backend, folder, instance, api_key, files, check)
+
+
+def _ensure_api_key(
+    backend: Backend, folder: Path, instance: str, api_key: str | None, files: Files, check: bool
+) -> dict[str, Any]:
     env_file = folder / instance / "env"
     if not api_key:
         held = backend.secret_mark(instance, NAME) is not None

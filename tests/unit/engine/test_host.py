@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -11,7 +14,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import parse_journal, parse_show
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
+    Files,
+    accepts_connections,
+    explaining,
+    run,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import ensure_api_key
@@ -75,6 +83,37 @@ def test_a_key_with_a_line_break_is_refused_without_showing_it(backend: QuadletB
     with pytest.raises(EngineError) as caught:
         ensure_api_key(backend, tmp_path, "chat", "abc\nVLLM_X=1", Files())
     assert "abc" not in caught.value.message
+
+
+def test_a_file_system_that_is_read_only_is_one_sentence_without_the_key(
+    backend: QuadletBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s").write_text("no folder")
+    with pytest.raises(EngineError, match=r"Cannot store the API key of chat: .*\(.*/s/.*\)") as caught:
+        ensure_api_key(backend, tmp_path / "s", "chat", KEY, Files())
+    assert KEY not in caught.value.message + str(caught.value.fields)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EngineError, match=r"No space left on device \(.*/hmac\.key\); make room there"):
+        ensure_api_key(backend, tmp_path / "t", "chat", KEY, Files())
+
+
+def test_a_link_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    words = r"Cannot try: No such file or directory \(.*/nowhere/\.current\.new\)"
+    with pytest.raises(EngineError, match=words), explaining("try"):
+        Files().point(tmp_path / "nowhere" / "current", "generations/1")
+
+
+def test_a_listener_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert accepts_connections("127.0.0.1", port)
+    assert not accepts_connections("127.0.0.1", port)
+    assert not accepts_connections("[::1]", port)
+    assert not accepts_connections("no-such-host.invalid", port)
 
 
 def image(backend: QuadletBackend, **options: Any) -> dict[str, Any]:

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +397,65 @@ def test_foreign_and_half_written_folders_are_left_out_with_a_warning(
     # Numbers go on behind what cannot be read.
     assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 3
     assert (instances / "chat/current").resolve().name == "3"
+
+
+class FullFiles(Files):
+    """A file system that fails at the *step*-th change, as the kernel tells it."""
+
+    def __init__(self, step: int, code: int) -> None:
+        self.left, self.code = step, code
+
+    def _use(self, path: Path) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(self.code, os.strerror(self.code), str(path))
+
+    def write(self, path: Path, text: str, mode: int = 0o644) -> None:
+        self._use(path)
+        Files.write(self, path, text, mode)
+
+    def ensure_folder(self, path: Path) -> None:
+        self._use(path)
+        Files.ensure_folder(self, path)
+
+    def point(self, link: Path, target: str) -> None:
+        self._use(link)
+        Files.point(self, link, target)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system"), (errno.EBUSY, "busy")],
+)
+def test_a_disk_that_refuses_is_one_sentence_and_the_next_run_goes_on(
+    backend: QuadletBackend, host: Host, plan: dict[str, Any], tmp_path: Path, code: int, words: str
+) -> None:
+    for step in range(1, 30):
+        instances = tmp_path / str(step)
+        host.restarts, host.active = 0, "inactive"
+        (tmp_path / "systemd" / "vllm-chat.container").unlink(missing_ok=True)
+        files = FullFiles(step, code)
+        try:
+            Launcher(backend, instances, files, listens=nobody).start(plan)
+        except EngineError as error:
+            assert error.message.startswith("Cannot launch chat: ") and words in error.message
+            assert str(tmp_path) in error.fields["path"] and error.fields["path"] in error.message
+            assert "\n" not in error.message
+        else:
+            assert files.left > 0 and step > 5
+            break
+        Launcher(backend, instances, Files(), listens=nobody).start(plan)
+        assert (instances / "chat/current/state.json").exists() and host.restarts in (1, 2)
+    with pytest.raises(EngineError, match=r"Cannot mark chat as failed: .*state\.json\)"):
+        Launcher(backend, instances, FullFiles(1, code), listens=nobody).mark("chat", "failed", "x")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "instances").write_text("a file")
+    with pytest.raises(EngineError, match=r"Cannot launch chat: .* \(.*instances.*\); "):
+        Launcher(backend, tmp_path / "instances", Files(), listens=nobody).start(plan)
 
 
 def test_a_host_without_instances_has_none(backend: QuadletBackend, tmp_path: Path) -> None:

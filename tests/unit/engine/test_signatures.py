@@ -105,8 +105,8 @@ def test_errors_of_other_writers_are_known() -> None:
     taken = "(APIServer pid=2) ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000)"
     podman = 'time="2026-11-30T08:00:00Z" level=error msg="unresolvable CDI devices nvidia.com/gpu=7"'
     torch = (
-        "(APIServer pid=2) /usr/lib/python3/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Unexpected error"
-        " from cudaGetDeviceCount(). Error 802: system not yet initialized (Triggered internally at x.cpp:109.)"
+        "(APIServer pid=2) /usr/lib/python3/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Unexpected"
+        " error from cudaGetDeviceCount(). Error 802: system not yet initialized (Triggered internally at x.cpp:109.)"
     )
     for line, expected in ((taken, "port_taken"), (podman, "cdi"), (torch, "fabric_manager")):
         found = diagnose([line])
