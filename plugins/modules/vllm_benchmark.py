@@ -119,7 +119,8 @@ benchmark:
         - A map by the workload's name.
         - C(ttft_ms), C(e2e_ms), C(tpot_ms) and C(decode_tok_per_s) each hold C(n), C(min), C(p50), C(p95), C(max) and
           C(spread_pct), the range in percent of the median; the medians also stand alone as C(ttft_p50_ms) and so on.
-        - C(cached_prompt_tokens) is the largest count by the engine's metrics, null where it does not say.
+        - C(cached_prompt_tokens) is the largest count by the engine, null where it does not say or others used it
+          meanwhile.
         - C(server) holds the means by the engine's own histograms, null where it has none.
         - C(runs) holds every run, warm-ups too.
       type: dict

@@ -87,7 +87,7 @@ def test_generations(host: Host, plan: dict[str, Any]) -> None:
 def test_the_model_store(host: Host, plan: dict[str, Any]) -> None:
     source = plan["mounts"][0]["source"]
     assert source.startswith(f"{STORE}/.store/modelscope/HuggingFaceTB--SmolLM2-135M-Instruct/rev/")
-    assert host.check_output(f"readlink -f {STORE}/SmolLM2-135M-Instruct") == source
+    assert host.check_output(f"readlink -f {STORE}/HuggingFaceTB--SmolLM2-135M-Instruct") == source
     files = dict(
         line.split(" ", 1) for line in host.check_output(f"find {source} -type f -printf '%f %m %U %y\n'").splitlines()
     )
