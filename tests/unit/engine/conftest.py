@@ -170,7 +170,7 @@ class Host:
             "Id": service,
             "LoadState": "loaded",
             "ActiveState": active,
-            "MainPID": self.main_pid if active in ("active", "activating") and self.sub == "running" else 0,
+            "MainPID": self.main_pid if active in ("active", "activating") else 0,
             "SubState": self.sub,
             "Result": self.result,
             "NRestarts": self.nrestarts,
