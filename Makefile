@@ -35,10 +35,12 @@ lab-down: setup
 	ansible-playbook playbooks/lab.yml -i $(INVENTORY) -e virtual_lab_state=absent $(ANSIBLE_ARGS)
 
 HOST ?= lab-cpu-1
+# By the environment and quoted: no part of COMMAND may run on this machine.
+export COMMAND
 lab-ssh: setup
 	@ansible-inventory -i $(INVENTORY) --host $(HOST) >/dev/null
 	@ssh -p $$(ansible-inventory -i $(INVENTORY) --host $(HOST) | python3 -c 'import json,sys; print(json.load(sys.stdin)["ansible_port"])') \
-	  -i $(CACHE)/lab/ssh/id_ed25519 -o UserKnownHostsFile=$(CACHE)/lab/ssh/known_hosts root@127.0.0.1 $(COMMAND)
+	  -i $(CACHE)/lab/ssh/id_ed25519 -o UserKnownHostsFile=$(CACHE)/lab/ssh/known_hosts root@127.0.0.1 $${COMMAND:+"$$COMMAND"}
 
 lab-log: COMMAND = journalctl -b --no-pager -n 200
 lab-log: lab-ssh

@@ -50,6 +50,13 @@ def playbook_arguments(verb: str, options: list[str]) -> list[str]:
     return [f"socle.inference.{verb}", *options]
 
 
+def collections_path() -> Path:
+    """The folder in which Ansible finds the collection that belongs to this file, in a checkout or installed."""
+    root = Path(__file__).resolve().parents[1]
+    checkout = root / "collections"
+    return checkout if checkout.is_dir() else root
+
+
 def ansible_playbook() -> str | None:
     """The command of the interpreter that runs this, before any other on the path."""
     beside = Path(sys.executable).with_name("ansible-playbook")
@@ -72,6 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     if command is None:
         print("socle: ansible-playbook was not found; install ansible-core beside socle.", file=sys.stderr)
         return USAGE_ERROR
+    # A misspelt inventory must not end well, and a copy of the collection elsewhere must not win.
+    os.environ.setdefault("ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED", "True")
+    os.environ.setdefault("ANSIBLE_COLLECTIONS_PATH", str(collections_path()))
     # This process becomes ansible-playbook: terminal, signals, exit code and settings, such as the check of SSH host
     # keys, stay its own. ansible-runner would put escape codes into each line and turn that check off.
     os.execv(command, [command, *playbook_arguments(verb, options)])

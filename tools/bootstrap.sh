@@ -49,5 +49,10 @@ fi
 say "setting up $venv with $("$python" --version 2>&1) (about 1 min)"
 rm -f "$venv"/.socle-*
 "$python" -m venv --clear "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" --editable '.[dev]'
+log=$venv/pip.log
+if ! "$venv/bin/python" -m pip install --disable-pip-version-check --constraint "$constraints" --editable '.[dev]' >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    say "pip could not install the packages (above, whole in $log); see whether the package index is reachable, then repeat."
+    exit 1
+fi
 touch "$marker"

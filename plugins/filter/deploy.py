@@ -80,10 +80,53 @@ def unmanaged_instances(running: Mapping[str, Any], declared: Mapping[str, Any] 
     return sorted(set(running) - set(declared or {}))
 
 
+def deploy_line(result: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """One line: what a deployment did, from the fact vllm_service_result."""
+    launch, ready = result["launch"], result["ready"]
+    action = {"none": "unchanged"}.get(launch["action"], launch["action"].replace("_", " "))
+    generation = f", generation {launch['generation']}" if launch.get("generation") else ""
+    waited = f", ready after {ready['ready_s']:.0f} s" if ready.get("ready_s") and action != "unchanged" else ""
+    reason = f" ({ready['reason']})" if ready.get("reason") else ""
+    return f"{plan['instance']}: {action}{generation}{waited}{reason}"
+
+
+def acceptance_line(acceptance: Mapping[str, Any]) -> str:
+    """One line: the verdict and how many checks stand behind it."""
+    if acceptance["verdict"] is None:
+        return f"suite {acceptance['suite']} would run {len(acceptance['checks'])} checks"
+    counts = ", ".join(
+        f"{acceptance[name]} {name}" for name in ("passed", "failed", "skipped", "errors") if acceptance[name]
+    )
+    verdict = {"passed": "accepted", "degraded": "accepted, but degraded", "error": "not judged"}
+    return f"{verdict.get(acceptance['verdict'], 'not accepted')} by suite {acceptance['suite']}: {counts}"
+
+
+def benchmark_lines(benchmark: Mapping[str, Any], where: str) -> list[str]:
+    """One line for each workload: the medians with their spread; *where* names host and instance."""
+    lines = []
+    for name, found in sorted(benchmark["workloads"].items()):
+        parts = []
+        for key, label, unit in (
+            ("ttft_ms", "TTFT", "ms"),
+            ("e2e_ms", "whole", "ms"),
+            ("decode_tok_per_s", "", "tok/s"),
+        ):
+            figures = found.get(key)
+            if figures and figures.get("p50") is not None:
+                parts.append(f"{label} {figures['p50']:.1f} {unit} (spread {figures['spread_pct']:.0f} %)".strip())
+        faults = found.get("faults") or []
+        lines.append(
+            f"{where} {name}: "
+            + (", ".join(parts) or str(found.get("status")))
+            + "".join(f"; {each}" for each in faults)
+        )
+    return lines
+
+
 def acceptance_failure(acceptance: Mapping[str, Any]) -> str:
     """One sentence for each check that did not pass: what was expected, what was found, what to do."""
     lines = [
-        f"{check['id']}: expected {check['expected']}, found {check['found']}."
+        f"{check['id']}: expected {check['expected'].rstrip('.')}, found {check['found'].rstrip('.')}."
         + (f" {check['remedy']}" if check.get("remedy") else "")
         for check in acceptance["checks"]
         if check["status"] in ("failed", "error")
@@ -95,6 +138,9 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             "acceptance_failure": acceptance_failure,
+            "acceptance_line": acceptance_line,
+            "benchmark_lines": benchmark_lines,
+            "deploy_line": deploy_line,
             "benchmark_due": benchmark_due,
             "deploy_recorded": deploy_recorded,
             "deploy_results": deploy_results,

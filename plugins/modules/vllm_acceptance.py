@@ -209,6 +209,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
     preview,
+    refuse_wrong_key,
     run_suite,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.checks import Context, Planned
@@ -257,6 +258,7 @@ def main():
         if HTTPX_IMPORT_ERROR:
             module.fail_json(msg=missing_required_lib("httpx"), exception=HTTPX_IMPORT_ERROR)
         with EngineClient(asked["base_url"], asked["api_key"], Timeouts(read_s=asked["read_timeout_s"])) as client:
+            refuse_wrong_key(client, planned)
             acceptance = run_suite(
                 asked["suite"],
                 wanted,

@@ -347,6 +347,16 @@ class _Draft:
                     f"set {self.where}.api_key (from a vault), or keep expose at loopback",
                 )
             )
+        if expose != "loopback" and api_key:
+            warnings.append(
+                _warning(
+                    "open-paths",
+                    "warning",
+                    f"{self.name} listens beyond the loopback address, and vLLM asks for its API key below /v1 only: "
+                    "/invocations, /tokenize, /metrics and others answer without it",
+                    "put a proxy in front that passes /v1 alone, or keep the port within a trusted network",
+                )
+            )
         if image.value != self.profile.image:
             warnings.append(
                 _warning(

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, Context, Outcome
+from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, Context, Outcome, Planned
+from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import EngineFault, ProbeError
 
 AT_ONCE = 3
@@ -56,6 +57,23 @@ def parse_checks(entries: Sequence[Any]) -> list[Wanted]:
 
 def _known() -> str:
     return ", ".join(sorted(CHECKS))
+
+
+def refuse_wrong_key(client: EngineClient, planned: Planned) -> None:
+    """End before the first check when the caller's key is not the instance's: that says nothing about the instance."""
+    if not planned.api_key_required:
+        return
+    try:
+        status = client.get("/v1/models").status
+    except (EngineFault, ProbeError):
+        # It does not answer at all: for the checks to tell.
+        return
+    if status in (401, 403):
+        raise ProbeError(
+            f"{planned.served_names[0]} was asked with the API key that this inventory gives it and refused it "
+            f"(status {status}); set api_key of the instance in vllm_instances to the key it was deployed with, "
+            f"or deploy again."
+        )
 
 
 def run_suite(

@@ -92,7 +92,7 @@ def test_playbooks_work_on_what_the_inventory_names_and_name_the_others(name: st
     assert over in loop
     assert "managed_instances(vllm_instances" in found["vars"]["socle_managed"]
     assert "socle_managed" in found["vars"].get("socle_due", "socle_managed")
-    (shown,) = [task for task in found["tasks"] if "socle.inference.show" in task]
+    shown = next(task for task in found["tasks"] if "socle.inference.show" in task)
     assert shown["when"] == "socle_unmanaged | length > 0"
 
 
@@ -195,3 +195,42 @@ def test_a_build_as_root_gets_the_users_pip_settings_and_proxies_only(tmp_path: 
         "https_proxy": "http://proxy.example:1",
         "PIP_CONFIG_FILE": str(tmp_path / ".config/pip/pip.conf"),
     }
+
+
+def test_a_deployment_is_one_line() -> None:
+    launch = {"action": "restarted", "generation": 4}
+    line = deploy.deploy_line({"launch": launch, "ready": {"ready_s": 31.6}}, PLAN)
+    assert line == "chat: restarted, generation 4, ready after 32 s"
+    unchanged = {"launch": {"action": "none", "generation": 4}, "ready": {"ready_s": 31.6}}
+    assert deploy.deploy_line(unchanged, PLAN) == "chat: unchanged, generation 4"
+    guessed = {
+        "launch": {"action": "would_restart", "generation": None},
+        "ready": {"ready": False, "reason": "new key"},
+    }
+    assert deploy.deploy_line(guessed, PLAN) == "chat: would restart (new key)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("passed", "accepted by suite smoke: 10 passed, 1 skipped"),
+        ("failed", "not accepted by suite smoke: 10 passed, 1 skipped"),
+        ("degraded", "accepted, but degraded by suite smoke"),
+        ("error", "not judged by suite smoke"),
+        (None, "suite smoke would run 1 checks"),
+    ],
+)
+def test_an_acceptance_is_one_line(verdict: str | None, words: str) -> None:
+    found = {"suite": "smoke", "verdict": verdict, "passed": 10, "failed": 0, "skipped": 1, "errors": 0, "checks": [{}]}
+    assert deploy.acceptance_line(found).startswith(words)
+
+
+def test_a_benchmark_is_a_line_for_each_workload() -> None:
+    figures = {"n": 3, "p50": 31.42, "spread_pct": 4.4}
+    found = {
+        "workloads": {"B2": {"decode_tok_per_s": figures}, "B1": {"status": "failed", "faults": ["8 of 32 tokens"]}}
+    }
+    assert deploy.benchmark_lines(found, "gpu-1 chat") == [
+        "gpu-1 chat B1: failed; 8 of 32 tokens",
+        "gpu-1 chat B2: 31.4 tok/s (spread 4 %)",
+    ]

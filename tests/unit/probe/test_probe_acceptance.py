@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
+    refuse_wrong_key,
     run_suite,
     verdict,
 )
@@ -171,3 +172,14 @@ def test_verdict(states: str, expected: str) -> None:
 )
 def test_public_version(version: str, expected: str) -> None:
     assert public_version(version) == expected
+
+
+@pytest.mark.parametrize("key", [None, "not-the-key"])
+def test_the_callers_wrong_key_is_no_verdict_on_the_instance(key: str | None) -> None:
+    keyed = Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=True)
+    with EngineDouble(Behaviour(api_key=KEY)) as double, EngineClient(double.base_url, key) as client:
+        with pytest.raises(ProbeError, match="set api_key of the instance"):
+            refuse_wrong_key(client, keyed)
+        refuse_wrong_key(client, Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=False))
+    with EngineDouble(Behaviour(api_key=KEY)) as double, EngineClient(double.base_url, KEY) as client:
+        refuse_wrong_key(client, keyed)
