@@ -13,7 +13,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export MOLECULE_GLOB := molecule/*/molecule.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-down lab-ssh lab-log test test-slow lint unit sanity molecule e2e lock clean
+.PHONY: help bench setup lab lab-down lab-ssh lab-log test test-slow lint unit sanity molecule e2e lock clean
 
 help:
 	@echo 'make lab         set-up, build and start the virtual lab, run site.yml in it'
@@ -70,6 +70,9 @@ test: lint unit sanity
 
 test-slow: setup
 	pytest tests/slow
+
+bench: setup
+	python benchmarks/no_op_run.py $(INVENTORY)
 
 # Pins of every package for every supported interpreter; run it to take newer versions.
 lock: setup
