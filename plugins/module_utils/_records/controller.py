@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def records_root(inventory_dir: Any) -> Path | None:
 
 
 def tool_version(root: Path = COLLECTION_ROOT) -> str:
-    """The version of this collection: of an installed one from its manifest, else from galaxy.yml."""
+    """The version of this collection: from the manifest of one that ansible-galaxy installed, from galaxy.yml in a
+    checkout, from the metadata of a wheel."""
     try:
         version = json.loads((root / "MANIFEST.json").read_text("utf-8"))["collection_info"]["version"]
         return str(version)
@@ -36,4 +38,9 @@ def tool_version(root: Path = COLLECTION_ROOT) -> str:
         match = re.search(r"(?m)^version:\s*[\"']?([^\s\"']+)", (root / "galaxy.yml").read_text("utf-8"))
     except OSError:
         match = None
-    return match.group(1) if match else "unknown"
+    if match:
+        return match.group(1)
+    try:
+        return metadata.version("socle")
+    except metadata.PackageNotFoundError:
+        return "unknown"
