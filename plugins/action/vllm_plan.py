@@ -95,12 +95,20 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
 def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any] | None:
     facts = plain(args.get("facts"))
     if facts is None and args.get("facts_file"):
-        path = Path(str(task_vars.get("playbook_dir") or ".")) / Path(str(args["facts_file"])).expanduser()
+        # As with data: what is not absolute starts at the folder of the inventory.
+        base = Path(str(task_vars.get("inventory_dir") or task_vars.get("playbook_dir") or "."))
+        path = base / Path(str(args["facts_file"])).expanduser()
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise PlanError(
-                f"facts_file {path} cannot be read as JSON ({error}); give a file with the result of gpu_facts."
+                f"The host's facts were looked for in {path} (gpu_facts_file) and could not be read: {error.strerror}; "
+                f"correct the path, or leave the variable out to ask the host."
+            ) from error
+        except ValueError as error:
+            raise PlanError(
+                f"The host's facts in {path} (gpu_facts_file) are not JSON ({error}); "
+                f"give a file with the result of gpu_facts."
             ) from error
         if isinstance(facts, dict) and "gpu_facts" in facts:
             facts = facts["gpu_facts"]
