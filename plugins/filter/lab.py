@@ -23,14 +23,14 @@ def missing_programs(programs: list[str]) -> bool:
     return any(shutil.which(program, path=SEARCH) is None for program in programs)
 
 
-def build_environment(home: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def build_environment(home: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a build that runs as root needs from the user whose *home* this is: pip's settings and proxies.
 
     An address with a password in it is left out, since the process list would show it; pip.conf is the place for it.
     """
     passed = {
         name: value
-        for name, value in environment.items()
+        for name, value in (os.environ if environment is None else environment).items()
         if name.startswith("PIP_") or name.lower() in ("http_proxy", "https_proxy", "no_proxy")
     }
     passed = {name: value for name, value in passed.items() if "@" not in value}

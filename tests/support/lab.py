@@ -98,6 +98,7 @@ def play(
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout_s,
+        check=False,
     )
     return Run(done.returncode, done.stdout, time.monotonic() - began)
 
@@ -144,6 +145,7 @@ def on_host(script: str, check: bool = True, timeout_s: float = 180) -> str:
     """Run a shell script on the lab host, as root; what it printed."""
     done = subprocess.run(
         [*ssh_command(), f"bash -euc {shlex.quote(script)}"], capture_output=True, text=True, timeout=timeout_s
+        check=False,
     )
     assert not check or done.returncode == 0, f"{script!r} on {HOST} ended with {done.returncode}: {done.stderr}"
     return done.stdout
