@@ -144,7 +144,10 @@ def ssh_command(*options: str, user: str = "root") -> list[str]:
 def on_host(script: str, check: bool = True, timeout_s: float = 180) -> str:
     """Run a shell script on the lab host, as root; what it printed."""
     done = subprocess.run(
-        [*ssh_command(), f"bash -euc {shlex.quote(script)}"], capture_output=True, text=True, timeout=timeout_s
+        [*ssh_command(), f"bash -euc {shlex.quote(script)}"],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
         check=False,
     )
     assert not check or done.returncode == 0, f"{script!r} on {HOST} ended with {done.returncode}: {done.stderr}"
