@@ -39,6 +39,10 @@ if [ -n "$missing" ]; then
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
 fi
 
+# One set-up at a time: another terminal, or the pip of an interrupted one, may still be at it.
+exec 9>"$venv.lock"
+flock 9
+
 # An interrupted set-up leaves no marker and is done again.
 # So is one that an upgrade of the system's Python, or a move of the clone, has broken.
 inputs=$("$python" --version; pwd; cat pyproject.toml "$constraints")
