@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.socle.inference.plugins.module_utils._errors import RecordError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._records.controller import records_root
 from ansible_collections.socle.inference.plugins.module_utils._records.files import (
+    FROM_THE_FUTURE,
     Skipped,
     check_spooled,
     digests_below,
+    is_from_the_future,
     read_tree,
     summarise,
     write_collected,
@@ -98,6 +101,10 @@ class ActionModule(ActionBase):
                 f"{len(refusals)} records of {host} could not be kept beside the inventory and stay on the host until "
                 f"the next collection. The first: {refusals[0]}"
             )
+        merged, ahead = self._merged(root, host, unwritten, datetime.now(UTC))
+        warning = summarise(ahead, f"the records of {host}")
+        if warning:
+            result.setdefault("warnings", []).append(warning)
         result.update(
             changed=False,
             received=received,
@@ -106,21 +113,31 @@ class ActionModule(ActionBase):
             complete=complete,
             passed_over=dict(skipped),
             path=path,
-            socle_state=host_state(self._merged(root, host, unwritten)),
+            socle_state=host_state(merged),
         )
         return result
 
     @staticmethod
-    def _merged(root: Path | None, host: str, unwritten: dict[str, list[Record]]) -> dict[str, list[Record]]:
-        """What is on disk together with what was received and not written, newest first."""
-        tree, _unread = read_tree(root, [host]) if root else ({}, Counter())
+    def _merged(
+        root: Path | None, host: str, unwritten: dict[str, list[Record]], now: datetime
+    ) -> tuple[dict[str, list[Record]], Skipped]:
+        """What is on disk together with what was received and not written, newest first, and what is from the future.
+
+        Other faults of the files on disk are those that the inventory plugin tells.
+        """
+        tree, unread = read_tree(root, [host], now=now) if root else ({}, Counter())
+        ahead: Skipped = Counter({FROM_THE_FUTURE: unread[FROM_THE_FUTURE]})
         merged = {name: list(records) for name, records in tree.get(host, {}).items()}
         for name, records in unwritten.items():
-            merged.setdefault(name, []).extend(records)
-        return {
+            present = [record for record in records if not is_from_the_future(record, now)]
+            ahead[FROM_THE_FUTURE] += len(records) - len(present)
+            if present:
+                merged.setdefault(name, []).extend(present)
+        ordered = {
             name: sorted(records, key=lambda record: record["finished"], reverse=True)
             for name, records in merged.items()
         }
+        return ordered, ahead
 
 
 def _received(page: dict[str, Any], skipped: Skipped) -> list[tuple[str, str]]:

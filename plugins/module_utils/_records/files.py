@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,18 @@ from ansible_collections.socle.inference.plugins.module_utils._records.schema im
 
 MODE = 0o640
 
+FROM_THE_FUTURE = "from a clock that is more than a day ahead"
+
 _COLLECTED_NAME = re.compile(rf"\d{{8}}T\d{{6}}Z-({'|'.join(KINDS)})(-[0-9a-f]{{12}})?\.json")
 
 Skipped = Counter[str]
 """How many files were passed over, by the kind of fault."""
+
+
+def is_from_the_future(record: Record, now: datetime) -> bool:
+    """Whether *record* claims to have finished more than a day after *now*; it would hide all that comes until then."""
+    limit = (now + timedelta(days=1)).astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    return bool(record["finished"][:19] > limit)
 
 
 class Page(NamedTuple):
@@ -86,18 +95,24 @@ def write_once(folder: Path, name: str, text: str) -> bool:
             try:
                 # A link, unlike a rename, never replaces what another writer put there meanwhile.
                 os.link(staged, target)
-            except FileExistsError:
+            except FileExistsError as error:
                 if _has_text(target, text):
                     return False
-                raise
+                raise RecordError(
+                    f"The record {str(target)!r} exists with other content; records are never replaced.",
+                    path=str(target),
+                ) from error
             _sync_folder(folder)
         finally:
             staged.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise RecordError(
-            f"The record {str(target)!r} exists with other content; records are never replaced.", path=str(target)
-        ) from error
     except OSError as error:
+        for above in (folder, *folder.parents):
+            if above.is_symlink() and not above.exists():
+                raise RecordError(
+                    f"The record {str(target)!r} could not be written: {str(above)!r} is a link to nothing; "
+                    f"make the folder that it names, or remove the link.",
+                    path=str(target),
+                ) from error
         raise RecordError(f"The record {str(target)!r} could not be written: {error}.", path=str(target)) from error
     return True
 
@@ -181,13 +196,15 @@ def check_spooled(name: str, text: str, host: str) -> Record:
 
 
 def read_tree(
-    root: Path, hosts: Iterable[str], newest: int | None = None
+    root: Path, hosts: Iterable[str], newest: int | None = None, now: datetime | None = None
 ) -> tuple[dict[str, dict[str, list[Record]]], Skipped]:
     """{host: {instance: [records, newest first]}} below *root* for the hosts named, and what was skipped.
 
-    With *newest*, that many of each kind are read for every instance.
+    With *newest*, that many of each kind are read for every instance. *now* is the time by which records are from the
+    future, by default that of this machine.
     """
     skipped: Skipped = Counter()
+    now = now or datetime.now(timezone.utc)
     wanted: dict[str, str] = {}
     for host in hosts:
         try:
@@ -201,7 +218,7 @@ def read_tree(
             continue
         host = wanted[folder.name]
         for below in _folders(folder, skipped):
-            records = _read_folder(below, host, newest, skipped)
+            records = _read_folder(below, host, newest, now, skipped)
             if records:
                 tree.setdefault(host, {})[records[0]["instance"]] = records
     return tree, skipped
@@ -246,7 +263,7 @@ def _folders(root: Path, skipped: Skipped) -> Iterator[Path]:
             skipped["outside of the folders of host and instance"] += 1
 
 
-def _read_folder(folder: Path, host: str, newest: int | None, skipped: Skipped) -> list[Record]:
+def _read_folder(folder: Path, host: str, newest: int | None, now: datetime, skipped: Skipped) -> list[Record]:
     try:
         with os.scandir(folder) as entries:
             names = sorted((entry.name for entry in entries), reverse=True)
@@ -269,6 +286,8 @@ def _read_folder(folder: Path, host: str, newest: int | None, skipped: Skipped) 
             record = parse(read_text(folder / name))
             if record["host"] != host or path_component(record["instance"]) != folder.name or record["kind"] != kind:
                 raise Invalid("in the wrong place", "host, instance or kind differ from the path")
+            if is_from_the_future(record, now):
+                raise Invalid(FROM_THE_FUTURE, f"finished is {record['finished']}")
         except RecordError:
             skipped["in the wrong place"] += 1
         except Invalid as error:

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -93,6 +94,16 @@ def test_records_are_not_written_through_links(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
+def test_a_link_to_nothing_above_the_records_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".socle").symlink_to(tmp_path / "gone")
+    with pytest.raises(RecordError, match=r"\.socle' is a link to nothing; make the folder") as caught:
+        write_collected(tmp_path / ".socle/records", "gpu1", *make())
+    assert "\n" not in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match="could not be written: "):
+        write_collected(tmp_path / "file/records", "gpu1", *make())
+
+
 def test_a_thousand_hostile_files_are_counted_and_nothing_else(tmp_path: Path) -> None:
     path, _new = write_collected(tmp_path, "gpu1", *make())
     planted = plant(tmp_path, 1000)
@@ -136,6 +147,19 @@ def test_newest_bounds_the_files_of_each_kind(tmp_path: Path) -> None:
     tree, _skipped = read_tree(tmp_path, ["gpu1"], newest=3)
     kinds = [(record["kind"], record["finished"][14:16]) for record in tree["gpu1"]["chat"]]
     assert kinds == [("acceptance", "09"), ("acceptance", "08"), ("acceptance", "07"), ("deploy", "00")]
+
+
+def test_a_record_from_a_clock_that_is_ahead_does_not_hide_the_others(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 30, 10, tzinfo=UTC)
+    write_collected(tmp_path, "gpu1", *make(minute=1))
+    write_collected(tmp_path, "gpu1", *make(minute=2, finished="2026-12-01T10:00:00Z"))
+    for finished in ("2026-12-01T10:00:01Z", "2126-11-30T09:00:00Z"):
+        write_collected(tmp_path, "gpu1", *make("deploy", finished=finished, results={"state": "absent"}))
+    tree, skipped = read_tree(tmp_path, ["gpu1"], newest=2, now=now)
+    assert [record["finished"] for record in tree["gpu1"]["chat"]] == ["2026-12-01T10:00:00Z", "2026-11-30T09:01:00Z"]
+    assert skipped == {"from a clock that is more than a day ahead": 2}
+    warning = summarise(skipped, "here")
+    assert warning == "Skipped 2 of the entries in here: 2 from a clock that is more than a day ahead."
 
 
 def test_collecting_goes_on_until_all_is_there_and_then_asks_once(tmp_path: Path) -> None:
