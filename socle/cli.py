@@ -7,12 +7,17 @@ All options after the verb go to ansible-playbook as they are: -i, --limit, -e, 
 
 from __future__ import annotations
 
+import argparse
+import configparser
 import os
 import re
 import shutil
+import stat
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 VERBS = {
     "site": "bring every host from what it is to accepted, measured instances",
@@ -25,6 +30,11 @@ VERBS = {
 }
 
 USAGE_ERROR = 2
+
+ASKS_ONLY = ("-h", "--help", "--version")
+
+SYSTEM_CONFIG = Path("/etc/ansible/ansible.cfg")
+SYSTEM_INVENTORY = Path("/etc/ansible/hosts")
 
 
 def usage() -> str:
@@ -48,6 +58,77 @@ def version() -> str:
 def playbook_arguments(verb: str, options: list[str]) -> list[str]:
     """The arguments of ansible-playbook; the collection's loader finds the playbook, wherever it is installed."""
     return [f"socle.inference.{verb}", *options]
+
+
+class _Unparsed(Exception):
+    """Options that ansible-playbook will refuse in its own words."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Unparsed(message)
+
+
+def inventories(options: list[str]) -> list[str] | None:
+    """The inventories that *options* name, as ansible-playbook reads them; None when it will refuse the options."""
+    parser = _Parser(add_help=False)
+    parser.add_argument("-i", "--inventory", "--inventory-file", dest="inventory", action="append", default=[])
+    # What may stand before -i in one word, as in -vvi.
+    for flag in "vbkKCD":
+        parser.add_argument(f"-{flag}", action="count")
+    # Values that look like an option.
+    for short, long in (("-e", "--extra-vars"), ("-l", "--limit"), ("-t", "--tags"), ("-u", "--user")):
+        parser.add_argument(short, long)
+    try:
+        named: list[str] = parser.parse_known_args(options)[0].inventory
+    except _Unparsed:
+        return None
+    return named
+
+
+def configured_inventory(environment: Mapping[str, str], folder: Path, home: Path) -> bool:
+    """Whether ansible-playbook, started in *folder*, finds an inventory that nobody named."""
+    if environment.get("ANSIBLE_INVENTORY") or SYSTEM_INVENTORY.exists():
+        return True
+    places = [home / ".ansible.cfg", SYSTEM_CONFIG]
+    # Ansible does not trust a folder in which everybody may write.
+    if not folder.stat().st_mode & stat.S_IWOTH:
+        places.insert(0, folder / "ansible.cfg")
+    if environment.get("ANSIBLE_CONFIG"):
+        named = Path(environment["ANSIBLE_CONFIG"]).expanduser()
+        places.insert(0, named / "ansible.cfg" if named.is_dir() else named)
+    config = next((place for place in places if place.is_file()), None)
+    if config is None:
+        return False
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";",), strict=False)
+    try:
+        parser.read(config, "utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        # ansible-playbook says what is wrong with it.
+        return True
+    return bool(parser.get("defaults", "inventory", fallback=""))
+
+
+def refusal(options: list[str], environment: Mapping[str, str], folder: Path, home: Path) -> str | None:
+    """Why ansible-playbook would run over no hosts, in one sentence; None when it would not."""
+    if any(option in ASKS_ONLY for option in options):
+        return None
+    named = inventories(options)
+    if named is None:
+        return None
+    if not named and not configured_inventory(environment, folder, home):
+        return (
+            f"there is no inventory: none is given, and neither ANSIBLE_INVENTORY nor an ansible.cfg names one in "
+            f"{str(folder)!r}; give -i INVENTORY."
+        )
+    for name in named:
+        path = folder / os.path.expanduser(os.path.expandvars(name))  # noqa: PTH111  # Path's raises at ~nobody
+        if "," not in name and not (name and path.exists()):
+            return (
+                f"the inventory {name!r} was looked for in {str(folder)!r} and does not exist; "
+                f"give -i an existing file or folder, or a list such as 'host,'."
+            )
+    return None
 
 
 def collections_path() -> Path:
@@ -74,6 +155,10 @@ def main(argv: list[str] | None = None) -> int:
     verb, options = given[0], given[1:]
     if verb not in VERBS:
         print(f"socle: there is no verb {verb!r}; expected one of {', '.join(VERBS)}.", file=sys.stderr)
+        return USAGE_ERROR
+    reason = refusal(options, os.environ, Path.cwd(), Path.home())
+    if reason is not None:
+        print(f"socle: {reason}", file=sys.stderr)
         return USAGE_ERROR
     command = ansible_playbook()
     if command is None:
