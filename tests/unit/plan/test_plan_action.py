@@ -40,11 +40,13 @@ PLAY = """
 """
 
 
-def ansible(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def ansible(
+    folder: Path, *arguments: str, playbook: str = "play.yml", host: str | None = "gpu1"
+) -> tuple[int, dict[str, Any], str]:
     """(return code, results by task number, all output)"""
     done = subprocess.run(
         [
-            *[str(Path(sys.executable).with_name("ansible-playbook")), "play.yml", "-i", "hosts.yml"],
+            *[str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", "hosts.yml"],
             *["--vault-password-file", "vault.pass", *arguments],
         ],
         cwd=folder,
@@ -61,7 +63,8 @@ def ansible(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         check=False,
     )
     assert "{" in done.stdout, done.stderr
-    tasks = [task["hosts"]["gpu1"] for task in json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]]
+    shown = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    tasks = [task["hosts"][host] for task in shown] if host else []
     return done.returncode, dict(enumerate(tasks)), done.stdout + done.stderr
 
 
@@ -136,3 +139,46 @@ def test_refusal_names_everything_but_the_key(folder: Path) -> None:
     assert tasks[0]["failed"] is True
     assert len(tasks[0]["errors"]) == 1 and "800000" in tasks[0]["msg"]
     assert KEY not in output
+
+
+@pytest.mark.parametrize("playbook", ["plan", "deploy", "accept", "benchmark"])
+def test_a_host_whose_instances_cannot_be_evaluated_fails_alone_and_is_named(folder: Path, playbook: str) -> None:
+    (folder / "hosts.yml").write_text(
+        """
+cpu:
+  vars:
+    ansible_connection: local
+    gpu_facts_file: "{{ inventory_dir }}/facts.json"
+    base: {chat: {model: smollm2-135m-instruct}}
+    socle_state_dir: "{{ inventory_dir }}/state"
+  hosts:
+    absent: {}
+    none: {vllm_instances: null}
+    good: {vllm_instances: "{{ base }}"}
+    undefined: {vllm_instances: "{{ nope }}"}
+    misspelt: {vllm_instances: "{{ base | combine(typoo) }}"}
+    number: {vllm_instances: 5}
+    zero: {vllm_instances: 0}
+""",
+        encoding="utf-8",
+    )
+    # What follows the check needs a host to work on.
+    limit = {"plan": "all", "deploy": "all:!good"}.get(playbook, "all:!good:!absent:!none")
+    code, _tasks, output = ansible(
+        folder,
+        "-l",
+        limit,
+        "-e",
+        "ansible_become=false",
+        playbook=str(ROOT / "playbooks" / f"{playbook}.yml"),
+        host=None,
+    )
+    assert code == 2, output
+    stats = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]["stats"]
+    failed = {name for name, counts in stats.items() if counts["failures"]}
+    assert failed == {"undefined", "misspelt", "number", "zero"}
+    for name in failed:
+        assert f"vllm_instances of {name} cannot be used" in output
+    assert "'typoo' is undefined" in output
+    if playbook == "plan":
+        assert "smollm2-135m-instruct" in output and stats["good"]["ok"] > stats["absent"]["ok"]
