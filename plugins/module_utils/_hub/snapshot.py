@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     Inspection,
     RepoStore,
+    Source,
     Space,
     check_space,
     make_folder,
@@ -255,23 +257,27 @@ class _Run:
         previous = self.store.read_link(self.link)
         wanted, extra = found.inspection.wanted, found.inspection.extra
         job = self.store.new_job(manifest.id)
-        meter, linked, adopted = Meter(self.progress, 0), {}, 0
+        meter, adopted = Meter(self.progress, 0), 0
+        linked: dict[str, os.stat_result] = {}
         if wanted or extra:
-            linked = self.store.reusable(wanted, self.ledger, manifest.id)
-            fetched = [file for file in wanted if file.path not in linked]
+            sources = self._reusable(manifest, found.inspection)
+            fetched = [file for file in wanted if file.path not in sources]
             adopted = self.store.adopt(fetched, job)
             meter.total = sum(file.size for file in fetched)
             self._remove_dead(job)
-            check_space(
-                self.space(self.request.store),
-                meter.total - adopted,
-                len(wanted),
-                self.request.reserve_bytes,
-                self.request.store,
-            )
+            self._check_space(meter.total - adopted, len(wanted))
             self._fetch(manifest, fetched, job, meter)
-            for path, source in linked.items():
-                self.store.link_file(source, job / "tree" / path, self.ledger)
+            for path, source in sources.items():
+                status = self.store.link_file(source, job / "tree" / path, self.ledger)
+                if status:
+                    linked[path] = status
+            # A download takes long: what changed meanwhile in the other revisions is fetched as well.
+            late = [file for file in wanted if file.path in sources and file.path not in linked]
+            if late:
+                missing = sum(file.size for file in late)
+                meter.total += missing
+                self._check_space(missing, len(late))
+                self._fetch(manifest, late, job, meter)
         else:
             self._remove_dead(job)
         tree, folder = job / "tree", self.store.revision(manifest.id)
@@ -280,7 +286,7 @@ class _Run:
         check_structure(manifest.files, lambda path: (tree if path in fresh else folder) / path)
         if wanted or extra:
             self.progress.update("publishing")
-            self.store.publish(manifest, job, extra, self.ledger)
+            self.store.publish(manifest, job, extra, self.ledger, linked)
             self.store.forget_rejected(manifest.id)
         self.store.save_ledger(self.ledger, job)
         changed = bool(wanted or extra)
@@ -289,6 +295,20 @@ class _Run:
             changed = True
         remove_job(job)
         return self._result(found, previous, changed, meter, linked, adopted, damaged_before)
+
+    def _reusable(self, manifest: Manifest, inspection: Inspection) -> dict[str, Source]:
+        started = time.monotonic()
+        found = self.store.reusable(inspection.wanted, self.ledger, manifest.id, self.request.full, self.progress)
+        if self.request.full:
+            self.verify_s += time.monotonic() - started
+            hashed = {source.location: source.file.size for source in found.values()}
+            inspection.hashed_files += len(hashed)
+            inspection.hashed_bytes += sum(hashed.values())
+        return found
+
+    def _check_space(self, need: int, files: int) -> None:
+        store = self.request.store
+        check_space(self.space(store), need, files, self.request.reserve_bytes, store)
 
     def _remove_dead(self, job: Path) -> None:
         for other in self.store.jobs():
@@ -313,6 +333,7 @@ class _Run:
                     f"{error}; what arrived is kept in {kept}", kept=str(kept), **error.fields
                 ) from error
 
+        meter.stop.clear()
         ordered = sorted(files, key=lambda file: (-file.size, file.path))
         with ThreadPoolExecutor(self.hub.policy.connections) as pool:
             futures = [pool.submit(fetch, file) for file in ordered]
@@ -336,7 +357,7 @@ class _Run:
         previous: str | None,
         changed: bool,
         meter: Meter | None = None,
-        linked: dict[str, Path] | None = None,
+        linked: Mapping[str, os.stat_result] | None = None,
         adopted: int = 0,
         repaired: bool = False,
     ) -> dict[str, Any]:
@@ -399,7 +420,7 @@ class _Run:
         }
         if request.check:
             missing = [file.path for file in inspection.wanted]
-            linkable = self.store.reusable(inspection.wanted, self.ledger, manifest.id)
+            linkable = self._reusable(manifest, inspection)
             result["plan"] = {
                 "bytes": sum(file.size for file in inspection.wanted if file.path not in linkable),
                 "free": self.space(request.store).free,

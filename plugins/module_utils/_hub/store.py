@@ -27,7 +27,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +127,13 @@ class Ledger:
         """Remember that this inode holds *file*."""
         self.files(snapshot)[file.path] = {**_identity(status), "sha256": file.sha256}
 
+    def forget(self, status: os.stat_result) -> None:
+        """Remember no longer what this inode holds, under any of its names."""
+        for revision in self.revisions.values():
+            for path, entry in list(revision["files"].items()):
+                if (entry.get("inode"), entry.get("device")) == (status.st_ino, status.st_dev):
+                    del revision["files"][path]
+
     def dumps(self) -> str:
         return json.dumps({"schema": LEDGER_SCHEMA, "revisions": self.revisions, "refs": self.refs}) + "\n"
 
@@ -144,6 +151,15 @@ def load_ledger(text: str) -> Ledger:
         return Ledger(revisions, {str(name): str(value) for name, value in document["refs"].items()})
     except (ValueError, KeyError, TypeError, AttributeError):
         return Ledger()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of another snapshot that was found to hold what is wanted."""
+
+    snapshot: str
+    file: ModelFile
+    location: Path
 
 
 @dataclass
@@ -234,9 +250,7 @@ class RepoStore:
                 to_hash.append((file, status))
         total, done = sum(file.size for file, _status in to_hash), 0
         if to_hash:
-            # Half of the cores: an engine may be serving on this host.
-            workers = min(4, max(1, (os.cpu_count() or 2) // 2))
-            with ThreadPoolExecutor(workers) as pool:
+            with ThreadPoolExecutor(_hash_workers()) as pool:
                 hashes = pool.map(lambda item: hash_file(folder / item[0].path), to_hash)
                 for (file, status), sha256 in zip(to_hash, hashes):
                     done += file.size
@@ -251,14 +265,19 @@ class RepoStore:
         found.wanted = [file for file in manifest.files if file.path not in found.intact]
         return found
 
-    def reusable(self, wanted: Iterable[ModelFile], ledger: Ledger, snapshot: str) -> dict[str, Path]:
-        """For paths of *wanted*: a proven file with the same content in another snapshot, to be hard-linked."""
+    def reusable(
+        self, wanted: Iterable[ModelFile], ledger: Ledger, snapshot: str, full: bool, progress: Progress
+    ) -> dict[str, Source]:
+        """For paths of *wanted*: a proven file with the same content in another snapshot, to be hard-linked.
+
+        With *full*, each of them is hashed as well, and the ledger forgets those that turn out to be rotten.
+        """
         by_content: dict[tuple[str, int], tuple[str, str]] = {}
         for name, revision in ledger.revisions.items():
             if name != snapshot:
                 for path, entry in revision["files"].items():
                     by_content[(entry.get("sha256"), entry.get("size"))] = (name, path)
-        found = {}
+        found: dict[str, Source] = {}
         for file in wanted:
             name, path = by_content.get((file.sha256, file.size), ("", ""))
             source = self.revision(name) / path
@@ -266,8 +285,28 @@ class RepoStore:
                 same = ModelFile(path, file.size, file.sha256)
                 status = source.lstat()
                 if name and stat.S_ISREG(status.st_mode) and ledger.proves(name, same, status):
-                    found[file.path] = source
+                    found[file.path] = Source(name, same, source)
+        if full and found:
+            sound = self._hash_sources({source.location: source for source in found.values()}, ledger, progress)
+            found = {path: source for path, source in found.items() if source.location in sound}
         return found
+
+    def _hash_sources(self, sources: dict[Path, Source], ledger: Ledger, progress: Progress) -> set[Path]:
+        def rotten(location: Path) -> os.stat_result | None:
+            status = location.lstat()
+            return None if hash_file(location) == sources[location].file.sha256 else status
+
+        sound = set()
+        total, done = sum(source.file.size for source in sources.values()), 0
+        with ThreadPoolExecutor(_hash_workers()) as pool:
+            for location, status in zip(sources, pool.map(rotten, sources)):
+                done += sources[location].file.size
+                progress.update("verifying", done=done, total=total, unit="B", detail=sources[location].file.path)
+                if status is None:
+                    sound.add(location)
+                else:
+                    ledger.forget(status)
+        return sound
 
     # The link
 
@@ -399,20 +438,46 @@ class RepoStore:
         for place in self.rejected.glob(f"{snapshot}-*"):
             place.unlink()
 
-    def link_file(self, source: Path, target: Path, ledger: Ledger) -> None:
-        """Hard-link *source*, and let the ledger know that this changed the inode's ctime, for all its names."""
-        before = source.lstat()
-        make_folder(target.parent)
-        os.link(source, target, follow_symlinks=False)
-        after = target.lstat()
-        if (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns):
-            raise StoreError(f"{source} changed while it was linked: run again")
-        _renew_ctime(ledger, after)
+    def link_file(self, source: Source, target: Path, ledger: Ledger) -> os.stat_result | None:
+        """Hard-link *source*; None where that is not possible, or where it changed since it was proven.
 
-    def publish(self, manifest: Manifest, job: Path, extra: Iterable[str], ledger: Ledger) -> None:
-        """Put the proven files of *job* in place: the folder by one rename, or file by file into one that exists."""
+        The link changes the inode's ctime; the ledger learns that, for all its names.
+        """
+        make_folder(target.parent)
+        try:
+            before = source.location.lstat()
+            if not stat.S_ISREG(before.st_mode) or not ledger.proves(source.snapshot, source.file, before):
+                return None
+            os.link(source.location, target, follow_symlinks=False)
+        except OSError:
+            return None
+        after = target.lstat()
+        if _content_state(before) != _content_state(after):
+            target.unlink()
+            return None
+        _renew_ctime(ledger, after)
+        return after
+
+    def publish(
+        self,
+        manifest: Manifest,
+        job: Path,
+        extra: Iterable[str],
+        ledger: Ledger,
+        linked: Mapping[str, os.stat_result],
+    ) -> None:
+        """Put the proven files of *job* in place: the folder by one rename, or file by file into one that exists.
+
+        *linked* are the states of the files that other snapshots can reach too: they must not have changed since.
+        """
         tree, folder = job / "tree", self.revision(manifest.id)
         fresh = dict(_walk(tree, None, []))
+        for path, status in linked.items():
+            if path not in fresh or _content_state(fresh[path]) != _content_state(status):
+                raise StoreError(
+                    f"{path}, which {manifest.id} shares with another revision, was changed by somebody else "
+                    "before it was published: run again"
+                )
         sync_tree(tree)
         self._write(self.base / "manifest" / f"{manifest.id}.json", manifest.dumps(), job, keep=True)
         for number, path in enumerate(sorted(extra)):
@@ -429,7 +494,7 @@ class RepoStore:
         for file in manifest.files:
             status = (folder / file.path).lstat()
             expected = fresh.get(file.path)
-            if expected and (expected.st_ino, expected.st_size) != (status.st_ino, status.st_size):
+            if expected and _content_state(expected) != _content_state(status):
                 raise StoreError(f"{folder / file.path} was changed by somebody else while it was published: run again")
             if expected:
                 ledger.note(manifest.id, file, status)
@@ -513,10 +578,20 @@ def _walk(folder: Path, expected: set[str] | None, extra: list[str]) -> list[tup
     return found
 
 
+def _hash_workers() -> int:
+    """Half of the cores: an engine may be serving on this host."""
+    return min(4, max(1, (os.cpu_count() or 2) // 2))
+
+
+def _content_state(status: os.stat_result) -> tuple[int, int, int, int]:
+    """What stays as it is when an unchanged file gets another name; its ctime does not."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 def _renew_ctime(ledger: Ledger, status: os.stat_result) -> None:
     for revision in ledger.revisions.values():
         for entry in revision["files"].values():
-            if (entry.get("inode"), entry.get("device")) == (status.st_ino, status.st_dev):
+            if {**entry, **_identity(status)} == {**entry, "ctime_ns": status.st_ctime_ns}:
                 entry["ctime_ns"] = status.st_ctime_ns
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.simulators.hub.server import HubSimulator
 Ensure = Callable[..., dict[str, Any]]
 Start = Callable[..., "subprocess.Popen[str]"]
 WEIGHTS = "model-00001-of-00002.safetensors"
+MORE_WEIGHTS = "model-00002-of-00002.safetensors"
 ON_STORAGE = rf"^/cdn/.*{WEIGHTS}"
 
 
@@ -52,6 +54,15 @@ def flip_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     overwrite(path, bytes(content))
+
+
+def trust_again(store: Path, path: Path) -> None:
+    """As with bit rot: the ledger agrees with every number that stat gives."""
+    status = path.stat()
+    ledger = json.loads((base(store) / "ledger.json").read_text())
+    entry = ledger["revisions"][path.parent.name]["files"][path.name]
+    entry.update(mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns)
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
@@ -396,11 +407,7 @@ def test_quick_hashes_what_was_touched_but_is_the_same(ensure: Ensure, hub: HubS
 def test_full_notices_what_no_clock_shows(ensure: Ensure, folder: Path, store: Path) -> None:
     path = Path(ensure()["path"])
     flip_byte(path / WEIGHTS)
-    # As bit rot would: the ledger agrees with every number that stat gives.
-    status = (path / WEIGHTS).stat()
-    ledger = json.loads((base(store) / "ledger.json").read_text())
-    ledger["revisions"][path.name]["files"][WEIGHTS].update(mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns)
-    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+    trust_again(store, path / WEIGHTS)
     assert not ensure()["changed"]
     result = ensure(full=True)
     assert result["changed"]
@@ -484,3 +491,39 @@ def test_impossible_wishes_are_refused(
         ensure(**options)
     assert hub.requests == []
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_file_that_changes_during_the_download_is_fetched_instead_of_linked(
+    ensure: Ensure, hub: HubSimulator, folder: Path, full: bool
+) -> None:
+    old = Path(ensure()["path"])
+    flip_byte(folder / MORE_WEIGHTS)
+    hub.reset()
+    hub.add_rule(path=rf"^/cdn/.*{MORE_WEIGHTS}", bytes_per_s=300_000, count=-1)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ensure, full=full)
+        wait_for(lambda: any("/cdn/" in request["path"] for request in hub.requests))
+        flip_byte(old / WEIGHTS)
+        new = running.result(60)
+    assert contents(Path(new["path"])) == contents(folder)
+    assert new["bytes"]["wan"] == sum((folder / name).stat().st_size for name in (WEIGHTS, MORE_WEIGHTS))
+    assert new["bytes"]["reused_link"] == new["bytes"]["total"] - new["bytes"]["wan"]
+    assert ensure(full=True)["verify"]["hashed_files"] == new["files"]["total"]
+
+
+def test_full_links_nothing_that_is_rotten(ensure: Ensure, folder: Path, store: Path) -> None:
+    old = ensure()
+    rotten = Path(old["path"]) / WEIGHTS
+    flip_byte(rotten)
+    trust_again(store, rotten)
+    config = (folder / "config.json").read_bytes()
+    overwrite(folder / "config.json", b"{}")
+    assert ensure(check=True, full=True)["plan"]["bytes"] == rotten.stat().st_size + 2
+    new = ensure(full=True)
+    assert contents(Path(new["path"])) == contents(folder)
+    assert new["bytes"]["wan"] == rotten.stat().st_size + 2
+    overwrite(folder / "config.json", config)
+    repaired = ensure(revision=old["commit"])
+    assert repaired["files"]["repaired"] == 1
+    assert rotten.read_bytes() == (folder / WEIGHTS).read_bytes()
