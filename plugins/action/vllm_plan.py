@@ -15,11 +15,12 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
+from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
-from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path, user_path
 
 OPTIONS = frozenset(
     {
@@ -54,6 +55,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             # Variables reach an action plugin as they were written, templates and all.
             variables = {**task_vars, "socle_data_path": self._templar.template(task_vars.get("socle_data_path"))}
             result.update(_answer(self._task.args, variables))
+        except RecursionError:
+            message = "vllm_plan was given a value that is nested too deep to read; flatten it."
+            result.update(failed=True, msg=message, errors=[message])
         except PlanError as error:
             result.update(failed=True, msg=str(error), errors=[error.message])
             result.update(error.fields)
@@ -97,7 +101,7 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
     if facts is None and args.get("facts_file"):
         # As with data: what is not absolute starts at the folder of the inventory.
         base = Path(str(task_vars.get("inventory_dir") or task_vars.get("playbook_dir") or "."))
-        path = base / Path(str(args["facts_file"])).expanduser()
+        path = user_path(base, str(args["facts_file"]), "gpu_facts_file")
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -105,9 +109,9 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
                 f"The host's facts were looked for in {path} (gpu_facts_file) and could not be read: {error.strerror}; "
                 f"correct the path, or leave the variable out to ask the host."
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(
-                f"The host's facts in {path} (gpu_facts_file) are not JSON ({error}); "
+                f"The host's facts in {path} (gpu_facts_file) are not JSON that can be read ({error}); "
                 f"give a file with the result of gpu_facts."
             ) from error
         if isinstance(facts, dict) and "gpu_facts" in facts:
@@ -117,6 +121,7 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
     if not isinstance(facts, dict) or facts.get("schema") != "socle.gpu_facts/1":
         found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
         raise PlanError(f"facts must be a result of gpu_facts (schema socle.gpu_facts/1), but are {found}; give that.")
+    check_facts(facts)
     return facts
 
 
@@ -132,7 +137,7 @@ def _template(name: str, data: DataPath, task_vars: Mapping[str, Any]) -> Templa
     """A chat template by path (absolute, or relative to the inventory) or by name in chat_templates/ of the data."""
     candidates = [data.find(f"{TEMPLATES}/{name}"), data.find(f"{TEMPLATES}/{name}.jinja")]
     base = Path(str(task_vars.get("inventory_dir") or "."))
-    candidates.append(base / Path(name).expanduser())
+    candidates.append(user_path(base, name, "chat_template"))
     for path in candidates:
         if path and path.is_file():
             try:

@@ -9,12 +9,15 @@ name wins as a whole. ``data_path(option, task_vars)`` gives a DataPath, whose `
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe
 
 COLLECTION = Path(__file__).resolve().parents[2]
 
@@ -39,6 +42,58 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
         return super().construct_mapping(node, deep=deep)
 
 
+MAX_DEPTH = 50
+"""Levels of maps and lists in a document; what people write has about six."""
+
+
+def _measure(content: Any) -> None:
+    """Raise RecursionError for what is nested too deep, of which a map that holds itself is one case."""
+    level = [content]
+    for _depth in range(MAX_DEPTH):
+        # By identity, so that aliases of one value are walked once.
+        inner = (
+            {
+                id(item): item
+                for value in level
+                for item in (value.values() if isinstance(value, dict) else value)
+                if isinstance(item, (dict, list))
+            }
+            if isinstance(content, (dict, list))
+            else {}
+        )
+        level = list(inner.values())
+        if not level:
+            return
+    raise RecursionError
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 120 else text[:120] + "..."
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+
+
+def _refuse_other_suffix(path: Path) -> None:
+    if path.suffix != ".yml":
+        return
+    other = path.with_suffix(".yaml")
+    try:
+        found = os.path.lexists(other)
+    except ValueError:
+        return
+    if found:
+        raise PlanError(f"{other} is not read, since data files end in .yml; rename to .yml, or remove it.")
+
+
 class DataPath:
     """Documents by folder ("profiles/models") and name, from the user's folders and then the collection."""
 
@@ -48,6 +103,9 @@ class DataPath:
 
     def names(self, folder: str) -> list[str]:
         """Names of all documents in *folder*, sorted."""
+        for root in self.folders:
+            for path in (root / folder).glob("*.yaml"):
+                _refuse_other_suffix(path.with_suffix(".yml"))
         return sorted({path.stem for root in self.folders for path in (root / folder).glob("*.yml")})
 
     def read(self, folder: str, name: str) -> tuple[str, Any]:
@@ -61,20 +119,54 @@ class DataPath:
         shown = self.show(path)
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a safe loader
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"{shown} cannot be read ({error}); correct the file or its permissions.") from error
+            _measure(content)
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{shown} is not UTF-8 text; save it as UTF-8.") from error
+        except OSError as error:
+            raise PlanError(
+                f"{shown} cannot be read ({error.strerror}); correct the file or its permissions."
+            ) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f" in line {mark.line + 1}" if mark else ""
             reason = getattr(error, "problem", None) or str(error).splitlines()[0]
             raise PlanError(f"{shown} is not valid YAML{line}: {reason}; correct it.") from error
+        except RecursionError as error:
+            raise PlanError(
+                f"{shown} is nested more than {MAX_DEPTH} levels deep, or holds an alias of itself; correct it."
+            ) from error
+        except (ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:
+            # What the loader meets in a date, a number or a tag that looks like one and is none.
+            reason = " ".join(str(error).split())[:120]
+            raise PlanError(
+                f"{shown} holds a value that cannot be a date, a number or what its tag says ({reason}); "
+                "quote it to make it a string, or correct it."
+            ) from error
         return shown, content
 
     def find(self, relative: str) -> Path | None:
-        """The first file of that name, of any kind."""
+        """The first file of that name; raises PlanError where something of that name is no file.
+
+        A link to nothing must not give way to the collection's file in silence.
+        """
         for root in self.folders:
-            if (root / relative).is_file():
-                return root / relative
+            path = root / relative
+            _refuse_other_suffix(path)
+            try:
+                path.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, ValueError) as error:
+                raise PlanError(f"{_short(path)} cannot be looked up ({_reason(error)}); correct the name.") from error
+            try:
+                mode = path.stat().st_mode
+            except OSError as error:
+                raise PlanError(
+                    f"{self.show(path)} is a link that leads to no file ({_reason(error)}); correct or remove it."
+                ) from error
+            if stat.S_ISREG(mode):
+                return path
+            raise PlanError(f"{self.show(path)} is {_kind(mode)}, but must be a file; correct or remove it.")
         return None
 
     def show(self, path: Path) -> str:
@@ -96,13 +188,40 @@ def data_path(option: Any, task_vars: Mapping[str, Any]) -> DataPath:
     """
     given = option if option else task_vars.get("socle_data_path")
     if given:
-        wanted = [given] if isinstance(given, str) else list(given)
+        wanted = [given] if isinstance(given, str) else given
+        if not isinstance(wanted, (list, tuple)) or not all(isinstance(entry, str) and entry for entry in wanted):
+            raise PlanError(
+                f"socle_data_path must be a folder or a list of folders, but is {describe(given)}; correct it."
+            )
         base = Path(str(task_vars.get("inventory_dir") or task_vars.get("playbook_dir") or "."))
-        folders = [base / Path(str(entry)).expanduser() for entry in wanted]
-        for folder in folders:
-            if not folder.is_dir():
-                raise PlanError(f"socle_data_path names {folder}, which is no folder; correct it or create the folder.")
-        return DataPath(folders)
+        return DataPath([_folder(base, entry) for entry in wanted])
     inventory = task_vars.get("inventory_dir")
-    default = Path(str(inventory)).resolve().parent.parent / "site_data" if inventory else None
-    return DataPath([default] if default and default.is_dir() else [])
+    if not inventory:
+        return DataPath([])
+    default = Path(str(inventory)).resolve().parent.parent / "site_data"
+    if not os.path.lexists(default):
+        return DataPath([])
+    if not default.is_dir():
+        raise PlanError(f"{default}, where the site's data files belong, is no folder; correct or remove it.")
+    return DataPath([default])
+
+
+def _folder(base: Path, entry: str) -> Path:
+    folder = user_path(base, entry, "socle_data_path")
+    if not folder.is_dir():
+        raise PlanError(f"socle_data_path names {_short(folder)}, which is no folder; correct it or create the folder.")
+    return folder
+
+
+def user_path(base: Path, entry: str, variable: str) -> Path:
+    """*entry* of *variable* as a path that can be asked for, from *base* when it is not absolute."""
+    try:
+        path = base / Path(entry).expanduser()
+        os.path.lexists(path)
+        path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        # A home folder of nobody, a name that is too long, a NUL.
+        raise PlanError(
+            f"{variable} names {entry[:120]!r}, which cannot be a path ({_reason(error)}); correct it."
+        ) from error
+    return path

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, finite
 from ansible_collections.socle.inference.plugins.module_utils._units import control_character, starts_another_command
 
 REPEATED = frozenset({"middleware"})
@@ -52,6 +52,9 @@ OWNED_ENV = {
 }
 """Environment variables that the plan sets itself or that would get around it."""
 
+MAX_DEPTH = 32
+"""Levels of maps and lists within one flag."""
+
 _KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|PASSWORD|SECRET|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
@@ -64,18 +67,22 @@ def right_spelling(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-")
 
 
-def _check_json(value: Any, where: str, problems: Problems) -> None:
-    if isinstance(value, dict):
+def _check_json(value: Any, where: str, problems: Problems, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        problems.add(f"{where.split('.', 1)[0]} holds JSON of more than {MAX_DEPTH} levels; flatten it.")
+    elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 problems.add(f"{where} has the key {key!r} inside its JSON, which must be a string; quote it.")
-            _check_json(item, f"{where}.{key}", problems)
+            _check_json(item, f"{where}.{key}", problems, depth + 1)
     elif isinstance(value, list):
         for position, item in enumerate(value):
-            _check_json(item, f"{where}[{position}]", problems)
+            _check_json(item, f"{where}[{position}]", problems, depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
             problems.add(f"{where} must be a finite number, but is {value}; correct it.")
+    elif isinstance(value, int) and not finite(value):
+        problems.add(f"{where} is {describe(value)}, which no engine takes; correct it.")
     elif value is not None and not isinstance(value, (bool, int, str)):
         problems.add(f"{where} cannot become JSON, being {describe(value)}; quote it to make it a string.")
 
@@ -101,6 +108,8 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
             problems.add(f"{where} is {value!r}, which the engine would read as a flag; remove the leading dash.")
     elif in_list and isinstance(value, list):
         problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
+    elif isinstance(value, int) and not finite(value):
+        problems.add(f"{where} is {describe(value)}, which no engine takes; correct it.")
     elif not isinstance(value, int):
         problems.add(
             f"{where} must be true, null, a number, a string, a map or a list, but is {describe(value)}; "
@@ -174,7 +183,7 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
             broken = control_character(item)
             if broken:
                 problems.add(f"{where}.{name} must be one line of plain text, but contains {broken}; remove it.")
-        elif item is not None and (not isinstance(item, (int, float)) or not math.isfinite(item)):
+        elif item is not None and (not isinstance(item, (int, float)) or not finite(item)):
             problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
 
 

@@ -31,7 +31,8 @@ _INSTANCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 _GPU_UUID = re.compile(r"GPU-[0-9a-fA-F-]+")
 
 
-def _check_gpus(value: Any, where: str, problems: Problems) -> None:
+def check_gpus(value: Any, where: str, problems: Problems) -> None:
+    """GPUs as an instance or a plan names them."""
     if not isinstance(value, list):
         problems.add(
             f"{where} must be a list of GPU indices or UUIDs, but is {describe(value)}; write for example [0, 1]."
@@ -49,7 +50,7 @@ def _check_gpus(value: Any, where: str, problems: Problems) -> None:
 _INSTANCE = schema.record(
     {
         "model": schema.text(),
-        "gpus": _check_gpus,
+        "gpus": check_gpus,
         "port": schema.whole(1, 65535),
         "profile": schema.text(),
         "served_names": schema.list_of(served_text, filled=True),

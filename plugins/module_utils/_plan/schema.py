@@ -50,6 +50,9 @@ def describe(value: Any) -> str:
         return "nothing (null)"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:
+        # Python refuses to write a number of thousands of digits, and nobody reads one.
+        return f"a number of more than {_SHOWN} digits"
     if isinstance(value, (int, float)):
         return f"the number {value}"
     if isinstance(value, str):
@@ -61,6 +64,14 @@ def describe(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return f"a value of type {type(value).__name__}"
+
+
+def finite(value: float) -> bool:
+    """Whether *value* is a number that a double can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
@@ -120,7 +131,7 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Check:
 
 def number() -> Check:
     def check(value: Any, where: str, problems: Problems) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not finite(value):
             problems.add(f"{where} must be a number, but is {describe(value)}; correct it.")
 
     return check

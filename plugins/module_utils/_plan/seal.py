@@ -10,8 +10,11 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import digest, plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
+from ansible_collections.socle.inference.plugins.module_utils._plan.instances import check_gpus
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import SCHEMA
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 
 _DIGEST = r"sha256:[0-9a-f]{64}"
 
@@ -20,7 +23,7 @@ _SEAL = schema.record(
         "plan": schema.map_of(schema.anything()),
         "image_digest": schema.nullable(schema.text(_DIGEST, "'sha256:' and 64 hexadecimal digits")),
         "content_id": schema.nullable(schema.text(_DIGEST, "'sha256:' and 64 hexadecimal digits")),
-        "model_path": schema.nullable(schema.text(r"/[^\s\0]*", "an absolute path without spaces")),
+        "model_path": schema.nullable(schema.text()),
         "chat_template_digest": schema.nullable(schema.text(rf"({_DIGEST})?", "'sha256:' and 64 hexadecimal digits")),
         "secrets_hmac": schema.nullable(
             schema.text(r"(hmac-sha256:[0-9a-f]{64})?", "'hmac-sha256:' and 64 hexadecimal digits")
@@ -30,6 +33,37 @@ _SEAL = schema.record(
     },
     ["plan"],
 )
+
+
+_MOUNT = {
+    "source": schema.nullable(schema.text()),
+    "target": schema.text(),
+    "read_only": schema.truth(),
+    "kind": schema.choice("model", "cache", "chat_template"),
+}
+
+_READ: Mapping[str, schema.Check] = {
+    "instance": schema.text(),
+    "argv": schema.list_of(schema.text(), filled=True),
+    "env": schema.map_of(schema.text()),
+    "secrets": schema.list_of(schema.map_of(schema.text())),
+    "mounts": schema.list_of(schema.record(_MOUNT, _MOUNT), filled=True),
+    "gpus": check_gpus,
+    "network": schema.text(),
+    "port": schema.whole(1, 65535),
+    "shm_size_bytes": schema.whole(1),
+    "chat_template_digest": schema.nullable(schema.text(_DIGEST, "'sha256:' and 64 hexadecimal digits")),
+    "sealed": schema.truth(),
+}
+"""What sealing reads of a plan."""
+
+
+def _check_plan(plan: Mapping[str, Any], problems: Problems) -> None:
+    for name, check in _READ.items():
+        if name in plan:
+            check(plan[name], f"seal.plan.{name}", problems)
+        else:
+            problems.add(f"seal.plan lacks the key {name!r}; give the plan as vllm_plan returned it.")
 
 
 def launch_fingerprint(plan: Mapping[str, Any], secrets_hmac: str | None) -> str:
@@ -76,6 +110,15 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
             "give one of the plans that vllm_plan returned."
         )
         problems.raise_if_any()
+    _check_plan(plan, problems)
+    problems.raise_if_any()
+    if request.get("facts"):
+        check_facts(plain(request["facts"]), "seal.facts")
+    fault = path_fault(request["model_path"]) if request.get("model_path") else None
+    if fault:
+        problems.add(
+            f"seal.model_path is {request['model_path']!r}, which a unit cannot mount from: {fault}; correct it."
+        )
     if plan.get("sealed"):
         problems.add(f"seal.plan of {plan.get('instance')} is sealed already; give the plan as vllm_plan returned it.")
     needed = ["image_digest", "content_id", "model_path"]

@@ -90,7 +90,7 @@ def test_playbooks_work_on_what_the_inventory_names_and_name_the_others(name: st
     found = play(name)
     (loop,) = [task["loop"] for task in found["tasks"] if "loop" in task]
     assert over in loop
-    assert "managed_instances(vllm_instances" in found["vars"]["socle_managed"]
+    assert "managed_instances(socle_declared" in found["vars"]["socle_managed"]
     assert "socle_managed" in found["vars"].get("socle_due", "socle_managed")
     shown = next(task for task in found["tasks"] if "socle.inference.show" in task)
     assert shown["when"] == "socle_unmanaged | length > 0"
