@@ -39,20 +39,31 @@ if [ -n "$missing" ]; then
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
 fi
 
+# A set-up empties the folder: it must be one that nobody keeps something else in.
+if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && { [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; }; then
+    say "'$venv' exists and is no virtual environment (it has no pyvenv.cfg); move it away, or name another folder: make VENV=FOLDER."
+    exit 1
+fi
+
 # One set-up at a time: another terminal, or the pip of an interrupted one, may still be at it.
 exec 9>"$venv.lock"
 flock 9
 
 # An interrupted set-up leaves no marker and is done again.
-# So is one that an upgrade of the system's Python, or a move of the clone, has broken.
+# So is one that an upgrade of the system's Python, a move of the clone, or a lost file has broken.
 inputs=$("$python" --version; pwd; cat pyproject.toml "$constraints")
 marker="$venv/.socle-$(printf '%s' "$inputs" | sha256sum | cut -c1-16)"
-if [ -e "$marker" ] && "$venv/bin/python" -c 'import ansible' 2>/dev/null; then
+if [ -e "$marker" ] && [ -x "$venv/bin/ansible-playbook" ] &&
+    "$venv/bin/python" -c 'import ansible.cli, yaml, httpx, jinja2' >/dev/null 2>&1; then
     exit 0
 fi
 say "setting up $venv with $("$python" --version 2>&1) (about 1 min)"
+# Emptied here, since what "venv --clear" leaves when it is interrupted may have lost pyvenv.cfg.
+mkdir -p "$venv"
+touch "$venv/pyvenv.cfg"
 rm -f "$venv"/.socle-*
-"$python" -m venv --clear "$venv"
+find "$venv/" -mindepth 1 -maxdepth 1 ! -name pyvenv.cfg -exec rm -rf {} +
+"$python" -m venv "$venv"
 log=$venv/pip.log
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --constraint "$constraints" --editable '.[dev]' >"$log" 2>&1; then
     tail -n 20 "$log" >&2
