@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How long site.yml takes when there is nothing to do, suite smoke included, against the floor of Ansible itself.
 
 The floor is a playbook of as many ping tasks as site.yml ran tasks on the host, so that only what socle does stays.
-Usage: benchmarks/no_op_run.py [INVENTORY] [REPEATS], with the lab up. Target of the product: under 20 s.
+Usage: python benchmarks/no_op_run.py [INVENTORY] [REPEATS], with the lab up. Target of the product: under 20 s.
 """
 
 from __future__ import annotations
