@@ -224,16 +224,19 @@ class _Run:
 
     def _tidy(self, found: _Found) -> None:
         """Keep what was learnt, and clear what a dead run left; never waits, never fails a run without work."""
-        leftovers = self.store.leftovers(found.manifest.id)
+        leftovers = self.store.leftovers(found.manifest.id) + self.store.outdated()
+        described = self.store.read_manifest(found.manifest.id) is not None
         name_known = (
             is_commit(self.request.revision) or self.ledger.refs.get(self.request.revision) == found.manifest.id
         )
-        if not (found.inspection.renewed or leftovers or not name_known):
+        if described and name_known and not found.inspection.renewed and not leftovers:
             return
         try:
             with self.store.locked(0, Progress()):
                 for job in leftovers:
                     remove_job(job)
+                make_folder(self.store.base / "manifest")
+                self.store.save_manifest(found.manifest)
                 self._merge(found.manifest, found.inspection)
                 self.store.save_ledger(self.ledger)
         except (OSError, StoreError):
@@ -288,6 +291,8 @@ class _Run:
             self.progress.update("publishing")
             self.store.publish(manifest, job, extra, self.ledger, linked)
             self.store.forget_rejected(manifest.id)
+        else:
+            self.store.save_manifest(manifest, job)
         self.store.save_ledger(self.ledger, job)
         changed = bool(wanted or extra)
         if previous != manifest.id:
@@ -311,7 +316,7 @@ class _Run:
         check_space(self.space(store), need, files, self.request.reserve_bytes, store)
 
     def _remove_dead(self, job: Path) -> None:
-        for other in self.store.jobs():
+        for other in self.store.jobs() + self.store.outdated():
             if other != job:
                 remove_job(other)
 

@@ -400,6 +400,15 @@ class RepoStore:
                 found.append(job)
         return found
 
+    def outdated(self) -> list[Path]:
+        """Foreign files that were moved aside so long ago that nobody will ask for them."""
+        found = []
+        for place in self.rejected.glob("extra-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - place.lstat().st_mtime > STALE_STAGE_S:
+                    found.append(place)
+        return found
+
     def new_job(self, snapshot: str) -> Path:
         """An own stage folder."""
         job = self.stage / f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -479,9 +488,11 @@ class RepoStore:
                     "before it was published: run again"
                 )
         sync_tree(tree)
-        self._write(self.base / "manifest" / f"{manifest.id}.json", manifest.dumps(), job, keep=True)
+        self.save_manifest(manifest, job)
         for number, path in enumerate(sorted(extra)):
             make_folder(self.rejected)
+            # From now on its age counts.
+            os.utime(folder / path, follow_symlinks=False)
             (folder / path).rename(self.rejected / f"extra-{job.name}-{number}-{path.replace('/', '%')[-100:]}")
         if folder.exists():
             for path in fresh:
@@ -504,9 +515,12 @@ class RepoStore:
         ledger.revisions = {name: value for name, value in ledger.revisions.items() if self.revision(name).is_dir()}
         self._write(self.base / "ledger.json", ledger.dumps(), job or self.base)
 
-    def _write(self, place: Path, text: str, folder: Path, keep: bool = False) -> None:
-        if keep and place.exists() and self.read_manifest(place.stem) is not None:
-            return
+    def save_manifest(self, manifest: Manifest, job: Path | None = None) -> None:
+        """Write the manifest, unless there is a usable one: that is never changed."""
+        if self.read_manifest(manifest.id) is None:
+            self._write(self.base / "manifest" / f"{manifest.id}.json", manifest.dumps(), job or self.base)
+
+    def _write(self, place: Path, text: str, folder: Path) -> None:
         staged = folder / f".{place.name}.new"
         with staged.open("w", encoding="utf-8") as handle:
             handle.write(text)
@@ -535,7 +549,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_job(job: Path) -> None:
-    """Remove a stage folder."""
+    """Remove a stage folder, or what was moved aside."""
     if job.is_dir() and not job.is_symlink():
         shutil.rmtree(job)
     else:

@@ -527,3 +527,45 @@ def test_full_links_nothing_that_is_rotten(ensure: Ensure, folder: Path, store: 
     repaired = ensure(revision=old["commit"])
     assert repaired["files"]["repaired"] == 1
     assert rotten.read_bytes() == (folder / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["lost", "damaged"])
+def test_a_lost_manifest_comes_back(ensure: Ensure, hub: HubSimulator, store: Path, damage: str) -> None:
+    first = ensure()
+    manifest = next((base(store) / "manifest").iterdir())
+    before = manifest.read_bytes()
+    manifest.unlink()
+    if damage == "damaged":
+        manifest.write_text("{}")
+    assert not ensure()["changed"]
+    assert json.loads(manifest.read_bytes())["files"] == json.loads(before)["files"]
+    hub.reset()
+    assert not ensure(revision=first["commit"], content_id=first["content_id"])["changed"]
+    assert not ensure(offline=True)["changed"]
+    assert hub.requests == []
+
+
+def test_a_lost_manifest_comes_back_when_only_the_link_is_missing(ensure: Ensure, store: Path) -> None:
+    ensure()
+    manifest = next((base(store) / "manifest").iterdir())
+    manifest.unlink()
+    (store / "Model").unlink()
+    assert ensure()["bytes"]["wan"] == 0
+    assert manifest.is_file()
+
+
+def test_foreign_files_are_kept_for_a_week(ensure: Ensure, store: Path) -> None:
+    path = Path(ensure()["path"])
+    (path / "foreign.bin").write_text("x")
+    (path / "other").mkdir()
+    (path / "other" / "deep.bin").write_text("x")
+    os.utime(path / "foreign.bin", (0, 0))
+    ensure()
+    rejected = base(store) / "stage" / "rejected"
+    assert len(list(rejected.iterdir())) == 2
+    ensure()
+    assert len(list(rejected.iterdir())) == 2, "they are young, however old the file was"
+    for place in rejected.iterdir():
+        os.utime(place, (time.time() - 8 * 86400,) * 2)
+    assert not ensure()["changed"]
+    assert list(rejected.iterdir()) == []
