@@ -52,7 +52,9 @@ options:
         O(repo).
     type: str
   token:
-    description: Access token for private models. It is sent to O(endpoint) alone, never to where that redirects.
+    description:
+      - Access token for private models. It is sent to O(endpoint) alone, never to where that redirects.
+      - Must not hold blanks or line breaks, as at the end of a file.
     type: str
   proxy:
     description:
@@ -196,7 +198,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._hub.store import GIB
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -221,7 +223,6 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    reserve = params["reserve_gib"]
     try:
         result = ensure_snapshot(
             Request(
@@ -230,7 +231,7 @@ def main() -> None:
                 store=Path(params["store"]),
                 link=params["link"],
                 full=params["verify"] == "full",
-                reserve_bytes=None if reserve is None else int(reserve * GIB),
+                reserve_bytes=reserve_bytes(params["reserve_gib"]),
                 lock_timeout_s=params["lock_timeout"],
                 content_id=params["content_id"],
                 offline=params["offline"],

@@ -191,6 +191,8 @@ def _receive(hub: Hub, repo: str, revision: str, file: ModelFile, part: _Part) -
         raise _Interrupted(f"status {error.code}", retry_after(error)) from error
     except NETWORK_ERRORS as error:
         raise _Interrupted(reason_of(error)) from error
+    except ValueError as error:
+        raise _Interrupted("an address that is not valid") from error
     with response:
         source = urllib.parse.urlsplit(response.geturl() or "").netloc
         part.meter.sources.add(source or hub.host)

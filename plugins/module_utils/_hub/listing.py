@@ -143,6 +143,5 @@ def head_commit(entries: Iterable[Mapping[str, Any]], short_id: str | None) -> s
 
 
 def _refused(path: Any, fault: str) -> HubError:
-    return HubError(
-        f"the listing is refused: path {str(path)[:120]!r} {fault}; nothing was downloaded", path=str(path)[:1024]
-    )
+    shown = str(path)[:1024].encode("utf-8", "backslashreplace").decode("utf-8")
+    return HubError(f"the listing is refused: path {str(path)[:120]!r} {fault}; nothing was downloaded", path=shown)

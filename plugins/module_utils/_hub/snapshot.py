@@ -48,7 +48,7 @@ HUB = "modelscope"
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REPO = re.compile(rf"{PART}/{PART}")
 LINK = re.compile(PART)
-REVISION = re.compile(r"[^\x00-\x20\x7f]{1,200}")
+REVISION = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]{1,200}")
 SHOWN_FILES = 100
 
 

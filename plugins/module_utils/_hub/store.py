@@ -21,7 +21,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -35,7 +37,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit, path_fault
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -47,6 +49,8 @@ STALE_STAGE_S = 7 * 86400
 LOCK_POLL_S = 0.25
 HASH_BUFFER = 1 << 20
 LEDGER_SCHEMA = 1
+SNAPSHOT = re.compile(r"[0-9a-f]{12}")
+IDENTITY = ("size", "mtime_ns", "ctime_ns", "inode", "device")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,15 @@ def read_space(folder: Path) -> Space:
     found = os.statvfs(folder)
     inodes = found.f_favail if found.f_files else None
     return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, inodes)
+
+
+def reserve_bytes(gib: float | None) -> int | None:
+    """The reserve that a person asked for, in bytes; raises StoreError for what is no size."""
+    if gib is None:
+        return None
+    if not math.isfinite(gib) or gib < 0:
+        raise StoreError(f"reserve_gib must be a number of GiB, 0 or more, found {gib}")
+    return int(gib * GIB)
 
 
 def check_space(space: Space, need: int, files: int, reserve: int | None, folder: Path) -> None:
@@ -144,13 +157,28 @@ def load_ledger(text: str) -> Ledger:
         document = json.loads(text)
         if document["schema"] != LEDGER_SCHEMA:
             return Ledger()
-        revisions = {
-            str(name): {"files": dict(value["files"]), "full": value.get("full")}
-            for name, value in document["revisions"].items()
-        }
-        return Ledger(revisions, {str(name): str(value) for name, value in document["refs"].items()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        revisions, refs = document["revisions"], document["refs"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Ledger()
+    found = Ledger()
+    for name, value in revisions.items() if isinstance(revisions, dict) else ():
+        files = value.get("files") if isinstance(value, dict) else None
+        if SNAPSHOT.fullmatch(name) and isinstance(files, dict):
+            found.files(name).update((path, entry) for path, entry in files.items() if _is_entry(path, entry))
+    for name, value in refs.items() if isinstance(refs, dict) else ():
+        if isinstance(value, str) and SNAPSHOT.fullmatch(value):
+            found.refs[name] = value
+    return found
+
+
+def _is_entry(path: str, entry: Any) -> bool:
+    return (
+        path_fault(path) is None
+        and isinstance(entry, dict)
+        and set(entry) == {*IDENTITY, "sha256"}
+        and all(type(entry[name]) is int for name in IDENTITY)
+        and isinstance(entry["sha256"], str)
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -48,6 +49,10 @@ class Policy:
     connections: int = 4
 
 
+TOKEN = re.compile(r"[\x21-\x7e]+")
+ADDRESS = re.compile(r"[\x21-\x7e]+")
+
+
 class HubUnreachable(HubError):
     """No usable answer: the network, a proxy, TLS or the hub itself is at fault."""
 
@@ -69,9 +74,15 @@ def split_endpoint(endpoint: str) -> str:
 
 
 def _checked_address(option: str, address: str) -> str:
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise HubError(f"{option} must be an http or https address such as https://www.modelscope.cn")
+    try:
+        parts = urllib.parse.urlsplit(address)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        # Brackets that do not match, or a port that is no number.
+        usable = False
+    if not usable or not ADDRESS.fullmatch(address):
+        example = "http://proxy.example:3128" if option == "proxy" else "https://www.modelscope.cn"
+        raise HubError(f"{option} must be an http or https address such as {example}")
     if parts.username or parts.password:
         raise HubError(
             f"{option} must not hold credentials, they would be shown; use the token option, or the task's "
@@ -96,6 +107,11 @@ class Hub:
         self.host = urllib.parse.urlsplit(self.endpoint).netloc
         self.policy = policy or Policy()
         self.sleep = sleep
+        if token and not TOKEN.fullmatch(token):
+            raise HubError(
+                "token holds a line break, a blank or another character that no token has (its value is not shown): "
+                "give it without, for example with the filter trim"
+            )
         self._token = token or None
         self._list_cap = list_cap
         if proxy is None:
@@ -173,14 +189,26 @@ class Hub:
         hostname = urllib.parse.urlsplit(self.endpoint).hostname or ""
         if not proxy or urllib.request.proxy_bypass(hostname):
             return "without a proxy"
-        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
-        return f"through the proxy {parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        try:
+            parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
+            return f"through the proxy {parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        except ValueError:
+            return "through a proxy whose address in the task's environment is not valid"
 
     def _page(self, repo: str, revision: str, params: dict[str, str]) -> Page:
         document = self._get_json(
             f"/api/v1/models/{urllib.parse.quote(repo)}/repo/files", {"Revision": revision, **params}, repo
         )
         return parse_page(document)
+
+    def _parse_json(self, body: bytes) -> Any:
+        try:
+            return json.loads(body)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise HubError(
+                f"{self.host} did not answer JSON ({self.describe_route()}): a proxy or login page answered "
+                "in its place"
+            ) from error
 
     def _request(self, path: str) -> urllib.request.Request:
         request = urllib.request.Request(
@@ -204,7 +232,6 @@ class Hub:
                     raise HubError(
                         f"{self.host} answered more than {LISTING_MAX_BYTES >> 20} MiB to a listing of {repo}"
                     )
-                return json.loads(body)
             except urllib.error.HTTPError as error:
                 error.close()
                 if error.code == 404:
@@ -224,9 +251,11 @@ class Hub:
                 last = error
             except ValueError as error:
                 raise HubError(
-                    f"{self.host} did not answer JSON ({self.describe_route()}): a proxy or login page answered "
-                    "in its place"
+                    f"{self.host} cannot be asked {self.describe_route()}: its address, the proxy's or one that it "
+                    "redirects to is not valid"
                 ) from error
+            else:
+                return self._parse_json(body)
             if attempt < self.policy.list_attempts:
                 self.sleep(pause)
                 pause = min(pause * 2, self.policy.backoff_max_s)
@@ -255,6 +284,8 @@ def reason_of(error: BaseException) -> str:
         return f"status {error.code}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, BaseException) else OSError(str(error.reason))
+    if isinstance(error, http.client.InvalidURL):
+        return "an address that is not valid"
     if isinstance(error, TimeoutError) or "timed out" in str(error):
         return "timed out"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import parse_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable, Policy
 
 from tests.simulators.hub.server import HubSimulator
 
@@ -25,6 +26,7 @@ Ensure = Callable[..., dict[str, Any]]
 Start = Callable[..., "subprocess.Popen[str]"]
 WEIGHTS = "model-00001-of-00002.safetensors"
 MORE_WEIGHTS = "model-00002-of-00002.safetensors"
+FAST = Policy(backoff_s=0.01, backoff_max_s=0.02, list_timeout_s=5)
 ON_STORAGE = rf"^/cdn/.*{WEIGHTS}"
 
 
@@ -103,7 +105,12 @@ def test_an_unchanged_tree_costs_one_listing_and_no_write(ensure: Ensure, hub: H
     assert [request["path"] for request in hub.requests] == ["/api/v1/models/Org/Model/repo/files"]
     assert second["verify"]["hashed_files"] == 0
     assert second["seconds"] < 1
-    assert (base(store) / "ledger.json").stat() == ledger
+    after = (base(store) / "ledger.json").stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+        ledger.st_ino,
+        ledger.st_mtime_ns,
+        ledger.st_ctime_ns,
+    )
 
 
 def test_a_commit_that_is_proven_asks_the_hub_nothing(ensure: Ensure, hub: HubSimulator) -> None:
@@ -569,3 +576,101 @@ def test_foreign_files_are_kept_for_a_week(ensure: Ensure, store: Path) -> None:
         os.utime(place, (time.time() - 8 * 86400,) * 2)
     assert not ensure()["changed"]
     assert list(rejected.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "token", ["sec\nret", "secret\n", "sec\rret", "sec ret", "sec\x00ret", "s\u00e9cret", "sec\ud800ret"]
+)
+def test_a_token_that_cannot_be_one_is_refused_before_any_request(
+    ensure: Ensure, hub: HubSimulator, token: str
+) -> None:
+    with pytest.raises(HubError, match=r"^token holds a line break") as caught:
+        ensure(token=token)
+    assert "ret" not in str(caught.value).replace("break", "")
+    assert caught.value.fields == {}
+    assert hub.requests == []
+
+
+def test_a_login_page_is_named_and_other_faults_are_not_called_one(
+    ensure: Ensure, hub: HubSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda _host: False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:port")
+    client = Hub(hub.url, policy=FAST)
+    with pytest.raises(HubUnreachable, match=r"through a proxy whose address .* is not valid") as caught:
+        client.list_entries("Org/Model", "master")
+    assert "login page" not in str(caught.value)
+    assert "nonnumeric" not in str(caught.value)
+    with pytest.raises(HubError, match=r"cannot be asked") as refused:
+        Hub(f"http://{'a' * 70}.example", proxy="", policy=FAST).list_entries("Org/Model", "master")
+    assert "login page" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://[::1", "http://host:port", "http://host:99999", "http://host:0", "http://a b", "http://h\n", "x"],
+)
+def test_addresses_that_are_none_are_refused(address: str) -> None:
+    with pytest.raises(HubError, match=r"^endpoint must be an http or https address"):
+        Hub(address)
+    with pytest.raises(HubError, match=r"^proxy must be an http or https address"):
+        Hub("http://127.0.0.1", proxy=address)
+
+
+@pytest.mark.parametrize("reserve", ["nan", "inf", "-inf", -1])
+def test_a_reserve_that_is_no_size_is_refused(start: Start, reserve: Any) -> None:
+    result = finish(start(reserve_gib=reserve))
+    assert result["msg"].startswith("reserve_gib must be a number of GiB")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda ledger: ledger["revisions"].update(dict.fromkeys(ledger["revisions"], 3)),
+        lambda ledger: [value.update(files=[1]) for value in ledger["revisions"].values()],
+        lambda ledger: [value["files"].update({WEIGHTS: None}) for value in ledger["revisions"].values()],
+        lambda ledger: [value["files"][WEIGHTS].update(sha256=[]) for value in ledger["revisions"].values()],
+        lambda ledger: [value["files"][WEIGHTS].update(size={}) for value in ledger["revisions"].values()],
+        lambda ledger: [
+            value["files"].update({"a\0": value["files"][WEIGHTS]}) for value in ledger["revisions"].values()
+        ],
+        lambda ledger: ledger["revisions"].update({"../\0": {"files": {}}}),
+        lambda ledger: ledger.update(revisions=[]),
+        lambda ledger: ledger.update(refs=7),
+        lambda ledger: ledger["refs"].update(master=["x"]),
+        lambda ledger: ledger["refs"].update(master="\0"),
+    ],
+)
+def test_a_ledger_with_nonsense_in_it_heals(
+    ensure: Ensure, folder: Path, store: Path, damage: Callable[[Any], Any]
+) -> None:
+    ensure()
+    ledger = json.loads((base(store) / "ledger.json").read_text())
+    damage(ledger)
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+    assert not ensure(offline=True)["changed"]
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+    overwrite(folder / "config.json", b"{}")
+    assert contents(Path(ensure()["path"])) == contents(folder)
+    assert ensure()["verify"]["hashed_files"] == 0
+
+
+def test_a_path_that_is_no_unicode_is_refused_in_one_sentence() -> None:
+    entry = {"Path": "a\ud800", "Type": "blob", "Size": 1, "Sha256": "0" * 64}
+    with pytest.raises(HubError, match=r"is not valid Unicode; nothing was downloaded") as caught:
+        parse_files([entry])
+    assert caught.value.fields["path"].encode() == b"a\\ud800"
+    str(caught.value).encode()
+
+
+def test_a_revision_that_is_no_unicode_is_refused(ensure: Ensure) -> None:
+    with pytest.raises(HubError, match=r"^revision must be"):
+        ensure(revision="a\ud800")
+
+
+def test_a_refused_token_is_in_no_result(start: Start, hub: HubSimulator) -> None:
+    stdout, stderr = start(token="se-12345\ncret-67890").communicate(timeout=60)
+    assert json.loads(stdout)["msg"].startswith("token holds a line break")
+    assert "12345" not in stdout + stderr
+    assert "67890" not in stdout + stderr
+    assert hub.requests == []
