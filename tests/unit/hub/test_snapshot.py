@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import parse_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable, Policy
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
 
@@ -674,3 +676,21 @@ def test_a_refused_token_is_in_no_result(start: Start, hub: HubSimulator) -> Non
     assert "12345" not in stdout + stderr
     assert "67890" not in stdout + stderr
     assert hub.requests == []
+
+
+def test_a_linked_file_that_changes_before_it_is_published_is_noticed(
+    ensure: Ensure, hub: HubSimulator, folder: Path, store: Path
+) -> None:
+    old = Path(ensure()["path"])
+    overwrite(folder / "config.json", b"{}")
+
+    class Meddler(Progress):
+        def update(self, phase: str, *args: Any, **values: Any) -> None:
+            if phase == "publishing":
+                flip_byte(old / WEIGHTS)
+
+    request = Request(repo="Org/Model", revision="master", store=store, reserve_bytes=0)
+    with pytest.raises(StoreError, match=rf"{WEIGHTS}, which .* shares with another revision, was changed"):
+        ensure_snapshot(request, Hub(hub.url, proxy="", policy=FAST), Meddler())
+    assert published(store) == [old.name]
+    assert contents(Path(ensure()["path"])) == contents(folder)
