@@ -176,7 +176,7 @@ def _is_entry(path: str, entry: Any) -> bool:
         path_fault(path) is None
         and isinstance(entry, dict)
         and set(entry) == {*IDENTITY, "sha256"}
-        and all(type(entry[name]) is int for name in IDENTITY)
+        and all(isinstance(entry[name], int) and not isinstance(entry[name], bool) for name in IDENTITY)
         and isinstance(entry["sha256"], str)
     )
 
