@@ -66,6 +66,12 @@ def run_program(
     return done
 
 
+def is_mount_point(path: Path) -> bool:
+    """Whether something is mounted on *path*; unlike os.path.ismount also for a bind mount within one file system."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    return any(line.split()[4] == str(path) for line in mounts.splitlines())
+
+
 def containers_conf(machine: Machine, directory: Path, runtime: Path) -> str:
     """containers.conf of the lab.
 
@@ -127,7 +133,7 @@ class LabPodman:
         """A private mount namespace with a pure cgroup2 tree, kept by a bind mount: nested containers need one."""
         folder = self.namespace.parent
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.path.ismount(folder):
+        if not is_mount_point(folder):
             run_program(["mount", "--bind", folder, folder], "preparing the lab's mount namespace")
             run_program(["mount", "--make-private", folder], "preparing the lab's mount namespace")
         self.namespace.touch()
@@ -207,5 +213,5 @@ class LabPodman:
         """Undo prepare() once no host is left; caches stay."""
         folder = self.namespace.parent
         for mount in (self.namespace, folder):
-            if os.path.ismount(mount) or (mount == self.namespace and self._namespace_is_bound()):
+            while is_mount_point(mount):
                 run_program(["umount", mount], "removing the lab's mount namespace")

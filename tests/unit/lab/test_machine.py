@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import LabError
 from ansible_collections.socle.inference.plugins.module_utils._lab import images, machine
-from ansible_collections.socle.inference.plugins.module_utils._lab.podman import containers_conf, run_program
+from ansible_collections.socle.inference.plugins.module_utils._lab.podman import (
+    containers_conf,
+    is_mount_point,
+    run_program,
+)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +116,8 @@ def test_folders_that_had_to_be_made_above_the_lab_belong_to_the_user(tmp_path: 
     assert lab.stat().st_uid == os.geteuid()
     machine.make_folder(lab, (0, 0))
     assert lab.parent.stat().st_uid == owner[0]
+
+
+def test_a_mount_point_is_read_from_the_kernel(tmp_path: Path) -> None:
+    assert is_mount_point(Path("/proc"))
+    assert not is_mount_point(tmp_path)
