@@ -4,73 +4,24 @@
 
 from __future__ import annotations
 
-import csv
 import re
+from pathlib import Path
 from typing import Any
 
-SMI_FIELDS = ("index", "uuid", "pci.bus_id", "name", "memory.total", "driver_version")
-"""What nvidia-smi is asked for, in this order."""
 
-NVIDIA = "0x10de"
-DISPLAY_CLASSES = ("0x0300", "0x0302")
-"""PCI classes of VGA and 3D controllers; other functions of a card (audio, USB) have others."""
-
-
-def normalise_bus_id(text: str) -> str:
-    """The kernel's spelling of a PCI address: "00000000:00:06.0" -> "0000:00:06.0"."""
-    text = text.strip().lower()
-    domain, colon, rest = text.partition(":")
-    if colon and len(domain) == 8 and domain.startswith("0000"):
-        domain = domain[4:]
-    return f"{domain}{colon}{rest}"
-
-
-def _known(text: str) -> str | None:
-    """None for what nvidia-smi writes instead of a value: "[N/A]", "[Not Supported]"."""
-    text = text.strip()
-    return None if not text or text.startswith("[") or text == "N/A" else text
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
-
-
-def parse_smi(output: str) -> tuple[list[dict[str, Any]], str | None]:
-    """(GPUs, driver version) of nvidia-smi's CSV without header and units; other lines are skipped."""
-    gpus: list[dict[str, Any]] = []
-    driver: str | None = None
-    for row in csv.reader(output.splitlines(), skipinitialspace=True):
-        if len(row) != len(SMI_FIELDS) or not row[0].strip().isdigit():
-            continue
-        index, uuid, bus_id, name, memory, version = (_known(cell) for cell in row)
-        gpus.append(
-            {
-                "index": _whole(index),
-                "uuid": uuid,
-                "pci_bus_id": normalise_bus_id(bus_id) if bus_id else None,
-                "product": name,
-                "pci_device_id": None,
-                "memory_mib": _whole(memory),
-            }
-        )
-        driver = driver or version
-    return gpus, driver
-
-
-def parse_driver_version(text: str) -> str | None:
-    """The version in /proc/driver/nvidia/version, of the open and of the proprietary module."""
-    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
-    return match.group(1) if match else None
-
-
-def parse_os_release(text: str) -> dict[str, str | None]:
-    """id and version_id; rolling distributions have no version."""
+def parse_os_release(text: str) -> dict[str, Any]:
+    """{id, version_id, codename, id_like}; rolling distributions have no version."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         key, equals, value = line.strip().partition("=")
         if equals and not key.startswith("#"):
             values[key] = value.strip("\"'")
-    return {"id": values.get("ID"), "version_id": values.get("VERSION_ID")}
+    return {
+        "id": values.get("ID"),
+        "version_id": values.get("VERSION_ID"),
+        "codename": values.get("VERSION_CODENAME") or None,
+        "id_like": values.get("ID_LIKE", "").split(),
+    }
 
 
 def parse_cpuinfo(text: str) -> dict[str, Any]:
@@ -87,23 +38,60 @@ def parse_cpuinfo(text: str) -> dict[str, Any]:
     return {"model": model, "cores": cores or None}
 
 
+def parse_hypervisor(text: str) -> bool:
+    """Whether the processor's flags in /proc/cpuinfo say that a hypervisor runs below (x86 only)."""
+    return re.search(r"^flags\s*:.*\shypervisor(\s|$)", text, re.MULTILINE) is not None
+
+
 def parse_memory_mib(text: str) -> int | None:
     """MemTotal of /proc/meminfo in MiB."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
     return int(match.group(1)) // 1024 if match else None
 
 
-def parse_engine_version(output: str) -> str | None:
-    """The version in "podman version 5.4.2" or "Docker version 28.2.2, build e6534b4"."""
+def parse_engine_version(engine: str, output: str) -> str | None:
+    """The version in "podman version 5.4.2" or "Docker version 28.2.2, build e6534b4".
+
+    None when another engine answers: package podman-docker gives Podman the name docker.
+    """
+    match = re.search(rf"^{engine} version (\d+[0-9A-Za-z.+~-]*)", output, re.MULTILINE | re.IGNORECASE)
+    return match.group(1) if match else None
+
+
+def parse_toolkit_version(output: str) -> str | None:
+    """The version in "NVIDIA Container Toolkit CLI version 1.20.0"."""
     match = re.search(r"version (\d+[0-9A-Za-z.+~-]*)", output)
     return match.group(1) if match else None
 
 
+def read_secure_boot(sys_root: Path) -> bool | None:
+    """By the last byte of the EFI variable; False on a host that was not booted by EFI, None when it cannot be read."""
+    efi = sys_root / "firmware/efi"
+    if not efi.is_dir():
+        return False
+    for variable in sorted((efi / "efivars").glob("SecureBoot-*")):
+        try:
+            content = variable.read_bytes()
+        except OSError:
+            continue
+        # Four bytes of attributes, then the value.
+        if len(content) == 5:
+            return content[4] == 1
+    return None
+
+
 def merge_gpus(by_pci: list[dict[str, Any]], by_smi: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the driver shows, completed from PCI, then what only PCI shows (no driver, or a GPU that fell off)."""
+    """What nvidia-smi shows, completed from PCI, then what only PCI shows (no driver, or a GPU that fell off)."""
     pci = {gpu["pci_bus_id"]: gpu for gpu in by_pci}
-    merged = []
-    for gpu in by_smi:
-        found = pci.pop(gpu["pci_bus_id"], None)
-        merged.append({**gpu, "pci_device_id": found["pci_device_id"] if found else None})
+    merged = [_merge(gpu, pci.pop(gpu["pci_bus_id"], None)) for gpu in by_smi]
     return merged + [pci[key] for key in sorted(pci)]
+
+
+def _merge(told: dict[str, Any], seen: dict[str, Any] | None) -> dict[str, Any]:
+    """*told* by nvidia-smi, with what it leaves open as *seen* on the bus."""
+    if seen is None:
+        return told
+    merged = {name: seen[name] if value is None else value for name, value in told.items()}
+    merged["on_bus"] = True
+    merged["pcie"] = {name: seen["pcie"][name] if value is None else value for name, value in told["pcie"].items()}
+    return merged

@@ -1,0 +1,74 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading text files and running commands that may hang, for facts. Private to socle.inference."""
+
+# A hung nvidia-smi must not hang the module, and the module's own run_command knows no time limit.
+# pylint: disable=ansible-bad-function
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable, Optional
+
+Answer = tuple[int, str, str]
+"""Return code, standard output, standard error of a command that ended, or TIMED_OUT and what it had said."""
+
+Run = Callable[[Sequence[str]], Optional[Answer]]
+"""Runs an argument list; None when there is no such command."""
+
+TIMED_OUT = 124
+"""The return code of timeout(1) for a command that did not end; none of the commands here uses it by itself."""
+
+KILL_WAIT_S = 2.0
+"""A process in the driver may ignore SIGKILL for ever (state D); it is left behind then."""
+
+
+def read_text(path: Path) -> str:
+    """The text of *path*; "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def run_limited(argv: Sequence[str], timeout_s: float) -> Answer:
+    """Runs *argv* in plain English and returns within *timeout_s* and KILL_WAIT_S, whatever the command does."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+    # Files instead of pipes: nothing waits for the end of a pipe that a process in state D keeps open.
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return 127, "", f"{argv[0]} cannot be run: {error.strerror}"
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            code = TIMED_OUT
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "replace"))
+    if code == TIMED_OUT:
+        texts[1] = f"{Path(argv[0]).name} did not end within {timeout_s:.0f} s\n{texts[1]}"
+    return code, texts[0], texts[1]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(KILL_WAIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        process.returncode = TIMED_OUT  # else its destructor warns of a process that nobody can end
