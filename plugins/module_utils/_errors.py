@@ -7,6 +7,7 @@ SocleError
  +- HubError        hub: listing or download failed
  +- StoreError      hub: the local store refuses (space, lock, permissions)
  +- EngineError     engine: container engine or unit
+ +- ToolkitError    toolkit: packages or settings of container engine and GPU container toolkit
  +- ProbeError      probe: the probe itself could not work
  +- RecordError     records: a record cannot be written or read
  +- LabError        lab: the virtual lab cannot be built here
@@ -40,6 +41,10 @@ class StoreError(SocleError):
 
 class EngineError(SocleError):
     """The container engine or the unit did not do what was asked."""
+
+
+class ToolkitError(SocleError):
+    """Container engine or GPU container toolkit of a host cannot be installed, set up or proven."""
 
 
 class ProbeError(SocleError):
