@@ -1,0 +1,522 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is to be done to a Debian or Ubuntu host so that it has the wanted driver; changes nothing. Private to socle.inference.
+
+Commands are injected; files are read below a root.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from ansible_collections.socle.inference.plugins.module_utils._driver import apt, decide, names, reboot
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+    Repository,
+    Run,
+    Wanted,
+    upstream,
+)
+from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
+    foreign_installs,
+    is_installed,
+    read_packages,
+    read_sources,
+)
+
+LEDGER = "var/lib/socle/gpu_driver.json"
+"""What this role holds, so that a hold of somebody else is told from its own."""
+
+MOK_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
+"""Where DKMS of Ubuntu and of Debian keeps the public half of its signing key."""
+
+GPU_UNITS = ("nvidia-dcgm.service", "dcgm.service", "dcgm-exporter.service")
+"""Units beside the instances that hold the modules in use."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """How the host is reached: commands, and the roots of its files."""
+
+    run: Run
+    root: Path
+    proc_root: Path
+    preference_file: Callable[[str], str]
+    """Writes a preference for apt into a temporary file, and gives its path."""
+
+    def read(self, path: Path) -> str:
+        """The text, or "" where there is no such file."""
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+@dataclass
+class Plan:
+    """The plan; its keys are those of the module's result."""
+
+    action: str = "none"
+    version: str | None = None
+    installed_version: str | None = None
+    flavour: str | None = None
+    source: str = "nvidia"
+    final: bool = True
+    """False where the package index must be read first, so that versions are not known yet."""
+    refresh: bool = False
+    repository: dict[str, Any] | None = None
+    pin: str | None = None
+    install: list[str] = field(default_factory=list)
+    remove: list[str] = field(default_factory=list)
+    unhold: list[str] = field(default_factory=list)
+    hold: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    preference: str = ""
+    """For apt during the transaction."""
+    services: list[str] = field(default_factory=list)
+    changed_needed: bool = False
+    reasons: list[str] = field(default_factory=list)
+    reboot: dict[str, str] = field(default_factory=lambda: {"action": "none", "reason": ""})
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the module's result."""
+        return dict(vars(self))
+
+
+def own_holds(host: Host) -> set[str]:
+    """Packages that this role holds."""
+    try:
+        ledger = json.loads(host.read(host.root / LEDGER) or "{}")
+    except ValueError:
+        return set()
+    held = ledger.get("held") if isinstance(ledger, dict) else None
+    return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
+
+
+def running_units(host: Host, asked: Sequence[str]) -> list[str]:
+    """Units that use the GPUs and run: those *asked* for, else the instances; and NVIDIA's monitoring."""
+    patterns = [*(asked or ["vllm-*.service"]), *GPU_UNITS]
+    command = ["systemctl", "list-units", "--type=service", "--state=active,activating,reloading", "--plain"]
+    answer = host.run([*command, "--no-legend", *patterns])
+    lines = answer[1].splitlines() if answer and answer[0] == 0 else []
+    return sorted({line.split()[0] for line in lines if line.strip()})
+
+
+def plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
+    """The plan for one host; raises DriverError, before anything is changed, for what cannot be done."""
+    packages = read_packages(host.run, host.root)
+    if settings.state == "absent":
+        return _removal(host, settings, facts, packages)
+    gpus = facts["gpus"]
+    if not gpus:
+        return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
+    decide.check_settings(settings)
+    _check_use(gpus)
+    return _Planner(host, settings, facts, packages).plan()
+
+
+def _check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
+    for gpu in gpus:
+        if gpu.get("virtualization") == "vgpu":
+            raise DriverError(
+                f"GPU {gpu['pci_bus_id']} is a share of a GPU (vGPU), whose driver comes from the hypervisor's vendor;"
+                " install that one, and leave this role out for the host."
+            )
+    if all(gpu.get("bound_driver") == "vfio-pci" for gpu in gpus):
+        raise DriverError(
+            f"GPU {gpus[0]['pci_bus_id']} is reserved for virtual machines (vfio-pci), so that no driver can use it;"
+            " release it, or leave this role out for the host."
+        )
+
+
+class _Planner:
+    """One plan for state present."""
+
+    def __init__(
+        self, host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.host, self.settings, self.facts, self.packages = host, settings, facts, packages
+        self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
+        self.installed = decide.installed_driver(self.os, packages)
+        self.repository: Repository | None = None
+        if settings.source == "nvidia":
+            self.repository = names.deb_repository(self.os, self.arch, settings.repository_url)
+        self.result = Plan(source=settings.source, installed_version=self.installed.version)
+
+    def plan(self) -> Plan:
+        settings, result = self.settings, self.result
+        sources = read_sources(self.host.root)
+        url = self.repository.url if self.repository else ""
+        foreign = foreign_installs(self.host.run, self.host.root, self.packages)
+        decide.check_sources(settings, self.installed, sources, foreign, url)
+        decide.check_branch(settings)
+        kinds = decide.generations(settings, self.facts["gpus"])
+        result.flavour, why = decide.choose_flavour(settings, kinds, self.installed.flavour)
+        result.reasons.append(f"{result.flavour} modules for {', '.join(kinds)}: {why}")
+        # A kernel with Secure Boot loads what DKMS built only with a key that was enrolled by hand.
+        self.signed = bool(
+            self.facts.get("secure_boot") and settings.source == "distribution" and self.os.get("id") == "ubuntu"
+        )
+        self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
+        self.wanted = names.deb_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
+        result.repository = source_files(self.host.root, self.repository, self.os, settings.source, sources)
+        kept = self._kept()
+        if kept is not None:
+            result.version = kept
+            self._hold_only()
+            return result
+        decide.check_secure_boot(
+            self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os.get("id") == "ubuntu"
+        )
+        self._check_held()
+        result.changed_needed = True
+        result.refresh = True
+        result.pin, result.headers = self.wanted.pin, list(self.wanted.headers)
+        result.services = running_units(self.host, settings.services)
+        if result.repository["missing"]:
+            self._outlook()
+        else:
+            self._transaction(sources, url)
+        return result
+
+    def _wanted(self, flavour: str) -> Wanted:
+        return Wanted(
+            source=self.settings.source,
+            flavour=flavour,
+            branch=self.settings.wanted_branch,
+            version=self.settings.version,
+            compute_only=self.settings.compute_only,
+            signed=self.signed,
+            nvswitch=bool(self.facts.get("nvswitches")),
+            nvlink5=bool(self.facts.get("nvlink5")),
+        )
+
+    def _kept(self) -> str | None:
+        """The installed version where nothing about the packages is to change."""
+        installed, wanted = self.installed, self.wanted
+        if installed.version is None or installed.broken or not decide.keeps(self.settings, installed):
+            return None
+        decide.check_version(self.settings, installed.version, "proprietary", self.release, self.signed)
+        if installed.flavour != self.result.flavour:
+            return None
+        required = [*wanted.exact, *wanted.independent, *wanted.headers, *([wanted.pin] if wanted.pin else [])]
+        missing = [name for name in required if not is_installed(self.packages, name)]
+        others = [
+            name
+            for name in wanted.exact
+            if name not in missing and upstream(self.packages[name]["version"]) != installed.version
+        ]
+        return None if missing or others else installed.version
+
+    def _hold_only(self) -> None:
+        """Holds that went missing are set again, or given up with gpu_driver_hold: false."""
+        own = own_holds(self.host)
+        if not self.settings.hold:
+            self.result.unhold = sorted(name for name in own if self.packages.get(name, {}).get("held"))
+        else:
+            self.result.hold = [
+                name
+                for name in holdable(self.packages, self.installed.version or "", self.wanted.hold_also)
+                if not self.packages[name]["held"]
+            ]
+        self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+
+    def _is_enrolled(self) -> bool:
+        if not self.facts.get("secure_boot") or self.signed:
+            return False
+        for key in MOK_KEYS:
+            if (self.host.root / key).is_file():
+                # The exit status differs between releases, the words do not.
+                answer = self.host.run(["mokutil", "--test-key", f"/{key}"])
+                if answer is not None and "already enrolled" in answer[1] + answer[2]:
+                    return True
+        return False
+
+    def _check_held(self) -> None:
+        own = own_holds(self.host)
+        names_needed = {*self.wanted.exact, *self.wanted.independent, *self.wanted.headers, self.wanted.pin}
+        held = {name for name, package in self.packages.items() if package["held"]}
+        mine = {name for name in held if names.is_driver_package(name) or name in names_needed}
+        others = sorted(mine - own)
+        if others:
+            version = self.packages[others[0]]["version"]
+            raise DriverError(
+                f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} held"
+                f"{f' at {version}' if version else ''}, and not by this role; release with"
+                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or set gpu_driver_version to what is"
+                " installed. Nothing was changed."
+            )
+        self.result.unhold = sorted(held & own)
+
+    def _outlook(self) -> None:
+        """What a run would do where the repository is not there yet: names, without versions of a branch."""
+        settings, result = self.settings, self.result
+        result.final = False
+        result.version = settings.version or None
+        if settings.version:
+            decide.check_direction(settings, self.installed, settings.version)
+            decide.check_version(settings, settings.version, str(result.flavour), self.release, self.signed)
+        end = f"={settings.version}*" if settings.version else f"={settings.branch}.*"
+        result.install = [
+            *([self.wanted.pin] if self.wanted.pin else []),
+            *(name + end for name in self.wanted.exact),
+            *self.wanted.independent,
+            *self.wanted.headers,
+        ]
+        self._name_action(settings.version or f"{settings.branch}, the newest")
+
+    def _transaction(self, sources: Sequence[Mapping[str, str]], url: str) -> None:
+        """The exact packages, and apt's word that they can be installed."""
+        settings, result, wanted = self.settings, self.result, self.wanted
+        where = decide.without_password(url) if self.repository else "the distribution's package sources"
+        pin = [wanted.pin] if wanted.pin else []
+        present = [
+            name
+            for name, package in self.packages.items()
+            if names.is_driver_package(name) and package["status"] not in ("not-installed", "config-files")
+        ]
+        asked = [*wanted.exact, *wanted.optional, *pin, *present]
+        vendor = [source["uri"] for source in sources if source["kind"].startswith("nvidia")]
+        offers = apt.offered(self.host.run, asked, url if self.repository else None, vendor)
+        version = self._version(offers, where)
+        result.version = version
+        decide.check_direction(settings, self.installed, version)
+        decide.check_version(settings, version, str(result.flavour), self.release, self.signed)
+        if pin and wanted.pin not in offers:
+            raise DriverError(
+                f"Cannot pin the driver: {where} has no {wanted.pin}; it is a mirror that lacks packages, or the pin"
+                f" was withdrawn; set gpu_driver_version to one of {', '.join(_pins(offers, self.host, url)) or 'none'}."
+                " Nothing was changed."
+            )
+        lacking = [name for name in wanted.exact if apt.at_version(offers, name, version) is None]
+        if lacking:
+            raise DriverError(
+                f"Cannot install driver {version}: {where} has no {', '.join(lacking)} of that version, and all parts"
+                " must have the same; set gpu_driver_version to another one, or mirror the missing packages."
+                " Nothing was changed."
+            )
+        result.remove = self._replaced()
+        chosen = [*wanted.exact, *wanted.optional, *(name for name in present if name not in result.remove)]
+        versions = {name: apt.at_version(offers, name, version) for name in dict.fromkeys(chosen)}
+        exact = [f"{name}={offer}" for name, offer in versions.items() if offer]
+        self._check_headers()
+        loose = [*wanted.independent, *wanted.headers, *self._running_headers()]
+        result.install = [*pin, *exact, *loose]
+        result.preference = apt.preferences(version)
+        self._simulate(where)
+        self._name_action(version)
+
+    def _version(self, offers: Mapping[str, Sequence[str]], where: str) -> str:
+        installed = self.installed
+        if installed.version and decide.keeps(self.settings, installed):
+            # Something is missing or broken, and the version is to stay.
+            return installed.version
+        available = apt.common_versions(offers, self.wanted.driver)
+        return decide.choose_version(self.settings, installed, available, where)
+
+    def _replaced(self) -> list[str]:
+        """Other pins, and modules of the other flavour; apt would remove them as well, but may find another way."""
+        mine = {*self.wanted.exact, *self.wanted.optional, *self.wanted.independent, self.wanted.pin}
+        other = re.compile(
+            r"nvidia-driver-pinning-.*|nvidia-(kernel-(open-)?|open-kernel-)dkms|nvidia-dkms(-\d+)?(-server)?(-open)?"
+            r"|linux-modules-nvidia-.*|nvidia-headless-.*"
+        )
+        return sorted(
+            name
+            for name, package in self.packages.items()
+            if package["status"] not in ("not-installed", "config-files") and other.fullmatch(name) and name not in mine
+        )
+
+    def _running_headers(self) -> list[str]:
+        """Headers of the running kernel, which the metapackage leaves behind once a newer kernel is out."""
+        name = f"linux-headers-{self.kernel}"
+        if self.wanted.dkms is None or not self.wanted.headers or is_installed(self.packages, name):
+            return []
+        return [name] if name in apt.offered(self.host.run, [name], None) else []
+
+    def _check_headers(self) -> None:
+        if self.wanted.dkms is None:
+            return
+        name = f"linux-headers-{self.kernel}"
+        there = (self.host.root / f"lib/modules/{self.kernel}/build").exists()
+        if there or is_installed(self.packages, name) or self._running_headers():
+            return
+        driver = self.facts["driver"]
+        if driver.get("next_kernel") not in (None, self.kernel):
+            self.result.reasons.append(f"no headers of kernel {self.kernel}; the next kernel gets the module")
+            return
+        raise DriverError(
+            f"Cannot build the module: the headers of the running kernel {self.kernel} are neither installed nor in the"
+            f" package sources ({name}); install the newest kernel and reboot, then repeat the run. Nothing was changed."
+        )
+
+    def _simulate(self, where: str) -> None:
+        result = self.result
+        arguments = [*result.install, *(f"{name}-" for name in result.remove)]
+        simulated = apt.simulate(self.host.run, arguments, self.host.preference_file(result.preference))
+        if simulated.problem:
+            raise DriverError(
+                f"Cannot install driver {result.version}: apt refuses: {simulated.problem.rstrip('.')}; look for held"
+                f" packages ('apt-mark showhold') and for package sources beside {where}. Nothing was changed.",
+                arguments=arguments,
+            )
+        lost = [name for name in simulated.removals if not names.is_driver_package(name.partition(":")[0])]
+        if lost:
+            raise DriverError(
+                f"Cannot install driver {result.version}: apt would remove {', '.join(lost)} for it; remove what"
+                " conflicts by hand, or choose another version. Nothing was changed."
+            )
+        own = own_holds(self.host)
+        held = sorted(
+            name
+            for name in (*simulated.installs, *simulated.removals)
+            if self.packages.get(name, {}).get("held") and name not in own
+        )
+        if held:
+            raise DriverError(
+                f"Cannot install driver {result.version}: {', '.join(held)} would change and is held, not by this role;"
+                f" release with 'apt-mark unhold {' '.join(held)}' and repeat the run. Nothing was changed."
+            )
+        result.remove = sorted({*result.remove, *simulated.removals})
+
+    def _name_action(self, target: str) -> None:
+        result, installed = self.result, self.installed
+        if installed.version is None:
+            result.action = "install"
+        elif installed.version != result.version:
+            result.action = "upgrade"
+        elif installed.flavour not in (None, result.flavour):
+            result.action = "switch"
+        else:
+            result.action = "complete"
+        if installed.broken:
+            result.reasons.append(f"dpkg did not finish {', '.join(installed.broken)}")
+        result.reasons.append(
+            {
+                "install": f"driver {target} would be installed",
+                "upgrade": f"driver {installed.version} would become {target}",
+                "switch": f"the {installed.flavour} modules would become {result.flavour} ones",
+                "complete": f"parts of driver {installed.version} are missing",
+            }[result.action]
+        )
+        busy = [] if result.services else _foreign_users(self.facts["gpus"])
+        state = facts_state(self.facts, {})
+        if result.action == "complete" and state.loaded == result.version:
+            return
+        expected = reboot.prediction(state, target, busy)
+        result.reboot = vars_of(expected)
+
+
+def vars_of(activation: reboot.Activation) -> dict[str, str]:
+    """For a module's result."""
+    return {"action": activation.action, "reason": activation.reason}
+
+
+def facts_state(facts: Mapping[str, Any], users: Mapping[str, int]) -> reboot.State:
+    """The state of the modules from gpu_facts."""
+    driver = facts["driver"]
+    return reboot.State(
+        kernel=facts["kernel"],
+        loaded=driver.get("version"),
+        loaded_flavour=driver.get("flavour"),
+        disk=driver.get("disk_version"),
+        disk_flavour=driver.get("disk_flavour"),
+        next_kernel=driver.get("next_kernel"),
+        next_disk=driver.get("next_disk_version"),
+        nouveau=bool(driver.get("nouveau")),
+        users=users,
+    )
+
+
+def _foreign_users(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = {
+        f"process {process['pid']} ({process.get('name') or 'unknown'})"
+        for gpu in gpus
+        for process in gpu.get("processes") or ()
+    }
+    return sorted(found)
+
+
+def _pins(offers: Mapping[str, Sequence[str]], host: Host, url: str) -> list[str]:
+    """Versions with a pinning package, of those that the driver's first package has."""
+    versions = sorted({upstream(version) for found in offers.values() for version in found})
+    pinned = apt.offered(host.run, [f"nvidia-driver-pinning-{version}" for version in versions], url)
+    return [version for version in versions if f"nvidia-driver-pinning-{version}" in pinned]
+
+
+def holdable(packages: Mapping[str, Mapping[str, Any]], version: str, also: Sequence[str]) -> list[str]:
+    """Installed packages that belong to the driver at *version*, its pin, and *also* where installed."""
+    return sorted(
+        name
+        for name, package in packages.items()
+        if package["status"] == "installed"
+        and (
+            name in also
+            or name.startswith(("nvidia-driver-pinning-", "linux-modules-nvidia-"))
+            or name == "nvlsm"
+            or (names.is_driver_package(name) and upstream(package["version"]) == version)
+        )
+    )
+
+
+def _removal(
+    host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
+) -> Plan:
+    """Everything of the driver goes; refuses while something uses a GPU that was not named to be stopped."""
+    os = facts["os"]
+    there = sorted(
+        name
+        for name, package in packages.items()
+        if names.is_driver_package(name) and package["status"] != "not-installed"
+    )
+    result = Plan(action="remove" if there else "none", source=settings.source)
+    result.repository = source_files(host.root, None, os, settings.source, [])
+    versions = [
+        upstream(packages[name]["version"])
+        for name in there
+        if name.startswith(("libcuda1", "libnvidia-compute", "nvidia-driver-cuda"))
+    ]
+    result.installed_version = versions[0] if versions else None
+    if not there:
+        result.changed_needed = bool(result.repository["files"])
+        return result
+    running = running_units(host, settings.services)
+    instances = [unit for unit in running_units(host, ()) if unit not in GPU_UNITS]
+    kept = sorted(
+        set(instances) - set(settings.services) - {name.removesuffix(".service") for name in settings.services}
+    )
+    kept = [unit for unit in kept if unit.removesuffix(".service") not in settings.services]
+    users = [] if settings.services or kept else _foreign_users(facts["gpus"])
+    if kept or users:
+        raise DriverError(
+            f"Cannot remove the driver: {', '.join(kept or users)} {'uses' if len(kept or users) == 1 else 'use'} it;"
+            f" stop {'it' if len(kept or users) == 1 else 'them'} first"
+            f"{', or name the units in gpu_driver_services, which stops them' if kept else ''}. Nothing was changed."
+        )
+    held = {name for name in there if packages[name]["held"]}
+    others = sorted(held - own_holds(host))
+    if others:
+        raise DriverError(
+            f"Cannot remove the driver: {', '.join(others)} is held, and not by this role; release with"
+            f" 'apt-mark unhold {' '.join(others)}' and repeat the run. Nothing was changed."
+        )
+    answer = host.run(["apt-get", *apt.OPTIONS, "-s", "purge", *there])
+    lost = re.findall(r"^(?:Remv|Purg) (\S+)", answer[1], re.MULTILINE) if answer else []
+    lost = sorted({name for name in lost if not names.is_driver_package(name)})
+    if lost:
+        raise DriverError(
+            f"Cannot remove the driver: apt would remove {', '.join(lost)} with it; remove that by hand first, if it"
+            " shall go. Nothing was changed."
+        )
+    result.remove, result.unhold = there, sorted(held)
+    result.services = running
+    result.changed_needed = True
+    result.reasons.append(f"driver {result.installed_version} would be removed")
+    return result

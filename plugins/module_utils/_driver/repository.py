@@ -1,0 +1,155 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The package sources that the driver comes from: their files, and reading their index. Private to socle.inference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE, without_password
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import Repository
+from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
+
+OWN_KEY = "/etc/apt/keyrings/socle-nvidia-cuda"
+"""Without its suffix, which tells apt the form: .gpg for a keyring, .asc for ASCII armour."""
+
+COMPONENTS_SOURCE = "/etc/apt/sources.list.d/socle-debian-components.sources"
+HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
+
+
+def _stanzas(text: str) -> list[dict[str, str]]:
+    """Fields of each stanza of a deb822 file, with names in lower case and folded lines joined."""
+    stanzas: list[dict[str, str]] = []
+    for block in re.split(r"\n\s*\n", text):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in (" ", "\t"):
+                fields[name] = f"{fields.get(name, '')}\n{line}"
+                continue
+            key, _colon, value = line.partition(":")
+            name = key.strip().lower()
+            fields[name] = value.strip()
+        if fields.get("types"):
+            stanzas.append(fields)
+    return stanzas
+
+
+def _one_line(text: str) -> list[dict[str, str]]:
+    """The lines of a sources.list as stanzas."""
+    stanzas = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line)
+        if match is None:
+            continue
+        options, uri, suite, components = match.groups()
+        fields = {"types": "deb", "uris": uri, "suites": suite, "components": components.strip()}
+        for option in (options or "").split():
+            key, _equals, value = option.partition("=")
+            fields[key.lower()] = value
+        stanzas.append(fields)
+    return stanzas
+
+
+def missing_components(texts: Mapping[str, str], wanted: Sequence[str]) -> str:
+    """A deb822 file that adds *wanted* components to the Debian archives in *texts* (file name -> content).
+
+    "" where all are there. The same addresses, suites and keys are named again, so that no file of somebody else is
+    edited, and only with the components that are missing.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    stanzas = []
+    for name, text in sorted(texts.items()):
+        for fields in _stanzas(text) if name.endswith(".sources") else _one_line(text):
+            if fields.get("enabled", "yes").lower() in ("no", "false", "0") or "deb" not in fields["types"].split():
+                continue
+            for uri in fields.get("uris", "").split():
+                for suite in fields.get("suites", "").split():
+                    found.setdefault((uri.rstrip("/"), suite), set()).update(fields.get("components", "").split())
+            stanzas.append(fields)
+    added, done = [], set()
+    for fields in stanzas:
+        for uri in fields.get("uris", "").split():
+            for suite in fields.get("suites", "").split():
+                place = (uri.rstrip("/"), suite)
+                missing = [component for component in wanted if component not in found[place]]
+                if place in done or not missing or "main" not in found[place]:
+                    continue
+                done.add(place)
+                lines = [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {' '.join(missing)}"]
+                if fields.get("signed-by"):
+                    lines.append(f"Signed-By: {fields['signed-by']}")
+                if fields.get("trusted"):
+                    lines.append(f"Trusted: {fields['trusted']}")
+                added.append("\n".join(lines) + "\n")
+    return HEADER + "\n".join(added) if added else ""
+
+
+def _debian_files(root: Path) -> dict[str, str]:
+    """Package sources other than ours."""
+    folder = root / "etc/apt"
+    paths = [folder / "sources.list", *(folder / "sources.list.d").glob("*.list")]
+    paths += (folder / "sources.list.d").glob("*.sources")
+    texts = {}
+    for path in paths:
+        if f"/{path.relative_to(root)}" in (COMPONENTS_SOURCE, OWN_SOURCE) or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if re.search(r"debian", text) and not re.search(r"nvidia|docker", text):
+            texts[path.name] = text
+    return texts
+
+
+def source_text(repository: Repository, key_file: str) -> str:
+    """The deb822 source of NVIDIA's flat repository."""
+    return f"{HEADER}Types: deb\nURIs: {repository.url}\nSuites: ./\nSigned-By: {key_file}\n"
+
+
+def _has(root: Path, path: str, text: str) -> bool:
+    file = root / path.lstrip("/")
+    return file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
+
+
+def source_files(
+    root: Path,
+    repository: Repository | None,
+    os: Mapping[str, Any],
+    source: str,
+    sources: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """What the package sources should be.
+
+    {"url", "key_urls", "source" (path), "key" (path without suffix), "components" (text of the Debian components or ""),
+    "missing": whether anything of it is not there, "files": our files that are there, "foreign": whether another file
+    names the same repository, which is then left as it is}.
+    """
+    own = [OWN_SOURCE, COMPONENTS_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
+    files = [path for path in own if (root / path.lstrip("/")).is_file()]
+    result: dict[str, Any] = {
+        "url": None,
+        "key_urls": [],
+        "source": OWN_SOURCE,
+        "key": OWN_KEY,
+        "components": "",
+        "missing": False,
+        "files": files,
+        "foreign": False,
+    }
+    if repository is not None:
+        same = [entry["file"] for entry in sources if entry["uri"].rstrip("/") == repository.url.rstrip("/")]
+        result.update(url=repository.url, key_urls=list(repository.key_urls))
+        result["foreign"] = any(file != OWN_SOURCE for file in same)
+        keys = [path for path in files if path.startswith(OWN_KEY)]
+        own_there = any(_has(root, OWN_SOURCE, source_text(repository, key)) for key in keys)
+        result["missing"] = not result["foreign"] and not own_there
+    if os.get("id") == "debian" and sources:
+        result["components"] = missing_components(_debian_files(root), DEBIAN_COMPONENTS[source])
+        if result["components"] and not _has(root, COMPONENTS_SOURCE, result["components"]):
+            result["missing"] = True
+    result["display"] = without_password(result["url"] or "")
+    return result
