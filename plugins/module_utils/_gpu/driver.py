@@ -105,13 +105,13 @@ def read_disk(run: Run, kernel: str, root: Path = Path("/")) -> tuple[str | None
 def kernel_key(name: str) -> list[tuple[int, int, str]]:
     """Orders kernel names by their numbers; "6.12~rc1" and "6.12-rc1" come before "6.12"."""
     key = []
-    for part in [*re.findall(r"\d+|~|-rc|[^\d~-]+|-", name), ""]:
+    for part in [*re.findall(r"\d+|[~-]rc|[^\d~-]+|[~-]", name), ""]:
         if part.isdigit():
             key.append((3, int(part), ""))
-        elif part in ("~", "-rc"):
+        elif part in ("~rc", "-rc", "~"):
             key.append((0, 0, ""))
         else:
-            key.append((1 if part == "" else 2, 0, part))
+            key.append((2 if part else 1, 0, part))
     return key
 
 
