@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._plan.seal import environment_fingerprint
+from ansible_collections.socle.inference.plugins.module_utils._plan.seal import environment_fingerprint, host_engine
 
 BENCHMARK_CHOICES = ("missing", "always", "never")
 
@@ -37,8 +37,8 @@ def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record says about the host, from gpu_facts."""
+def facts_environment(facts: Mapping[str, Any], engine: str | None = None) -> dict[str, Any]:
+    """What a record says about the host, from gpu_facts; *engine* is the container engine that runs the instance."""
     gpus = facts.get("gpus") or []
     return {
         "driver": (facts.get("driver") or {}).get("version"),
@@ -46,7 +46,7 @@ def facts_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
         "cpu": (facts.get("cpu") or {}).get("model"),
         "cores": (facts.get("cpu") or {}).get("cores"),
         "kernel": facts.get("kernel"),
-        "engine": facts.get("engine"),
+        "engine": host_engine(facts, engine),
     }
 
 

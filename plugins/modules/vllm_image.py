@@ -33,6 +33,11 @@ options:
     type: str
     choices: [missing, never]
     default: missing
+  engine:
+    description: Container engine that runs the instance.
+    type: str
+    choices: [podman, docker]
+    default: podman
   progress_path:
     description: Internal; set by the action plugin.
     type: path
@@ -72,9 +77,9 @@ seconds:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
 from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -84,13 +89,14 @@ def main() -> None:
         argument_spec={
             "image": {"type": "str", "required": True},
             "pull": {"type": "str", "choices": ["missing", "never"], "default": "missing"},
+            "engine": {"type": "str", "choices": ["podman", "docker"], "default": "podman"},
             "progress_path": {"type": "path"},
         },
         supports_check_mode=True,
     )
     try:
         result = ensure_image(
-            QuadletBackend(run),
+            make_backend(module.params["engine"], run),
             module.params["image"],
             pull=module.params["pull"],
             progress=Progress(module.params["progress_path"]),

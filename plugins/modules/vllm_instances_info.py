@@ -10,7 +10,8 @@ module: vllm_instances_info
 short_description: Says which instances a host has, and in which state
 version_added: 0.1.0
 description:
-  - Reads the generations of all instances on the host, and the state of their units. Changes nothing.
+  - Reads the generations of all instances on the host, under whatever container engine, and the state of their units.
+    Changes nothing.
   - What cannot be read, such as a half-written or foreign folder, is left out with a warning.
 author:
   - The socle authors (@socle-inference)
@@ -62,6 +63,9 @@ instances:
     environment_fingerprint:
       description: Environment fingerprint of the current generation.
       type: str
+    engine:
+      description: Container engine of the current generation, V(podman) or V(docker).
+      type: str
     plan:
       description: The sealed plan of the current generation.
       type: dict
@@ -85,9 +89,10 @@ instances:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import list_instances
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import DEFAULT
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 
@@ -97,7 +102,7 @@ def main() -> None:
     )
     try:
         instances, warnings = list_instances(
-            QuadletBackend(run), Path(module.params["state_dir"]) / "instances", Files()
+            make_backend(DEFAULT, run), Path(module.params["state_dir"]) / "instances", Files()
         )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)

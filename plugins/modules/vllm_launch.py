@@ -11,13 +11,15 @@ short_description: Starts, stops or marks an instance
 version_added: 0.1.0
 description:
   - Turns a sealed plan into a unit, keeps plan and unit as a numbered generation, installs the unit and asks systemd
-    for a
-    start, without waiting for it. M(socle.inference.vllm_ready) does the waiting.
+    for a start, without waiting for it. M(socle.inference.vllm_ready) does the waiting.
   - Restarts at most once, and only if the launch fingerprint or the unit's text changed or the unit does not run. A run
     that was killed at any point is continued by the next one.
-  - The unit is checked with the host's own Quadlet generator before it is installed.
+  - The unit is checked with the host's own Quadlet generator, or for Docker with C(systemd-analyze verify), before it
+    is installed.
+  - An instance that moves to another container engine is stopped, and the unit that it had there is taken away.
   - Refuses a start, before anything is written, where another running instance of the host holds the same port or GPU,
-    or another process listens on the port. In check mode that is a warning.
+    or another process listens on the port; also where the host cannot give the instance its GPUs, since the versions
+    of driver and libraries differ or no CDI specification lists them. In check mode that is a warning.
   - A launch that failed before is not started again without O(retry). Where it runs all the same, it is left as it is,
     with a warning.
 author:
@@ -42,6 +44,15 @@ options:
     type: str
     choices: [started, stopped]
     default: started
+  engine:
+    description: Container engine that runs the instance; that of O(plan) when omitted, or V(podman).
+    type: str
+    choices: [podman, docker]
+  facts:
+    description:
+      - What M(socle.inference.gpu_facts) found on the host, for an instance with GPUs. The versions of driver and
+        libraries are read.
+    type: dict
   retry:
     description: Whether to start again what failed before with the same launch fingerprint.
     type: bool
@@ -82,8 +93,7 @@ RETURN = r"""
 action:
   description:
     - What was done. One of V(started), V(restarted), V(stopped), V(marked_accepted), V(marked_failed), V(none); in
-      check
-      mode V(would_start), V(would_restart), V(would_stop), V(would_be_marked_accepted), V(would_be_marked_failed),
+      check mode V(would_start), V(would_restart), V(would_stop), V(would_be_marked_accepted), V(would_be_marked_failed),
       V(none).
   returned: success
   type: str
@@ -119,9 +129,11 @@ argv_changes:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend, other_backends
+from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, unit_diff
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, current_plan, unit_diff
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 
@@ -131,6 +143,8 @@ def main() -> None:
             "instance": {"type": "str"},
             "plan": {"type": "dict"},
             "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "engine": {"type": "str", "choices": ["podman", "docker"]},
+            "facts": {"type": "dict"},
             "retry": {"type": "bool", "default": False},
             "mark": {"type": "str", "choices": ["accepted", "failed"]},
             "generation": {"type": "int"},
@@ -141,9 +155,17 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    launcher = Launcher(QuadletBackend(run), Path(params["state_dir"]) / "instances", Files())
     instance = params["instance"] or params["plan"].get("instance") or ""
+    instances_dir = Path(params["state_dir"]) / "instances"
     try:
+        engine = params["engine"] or engine_of(params["plan"] or current_plan(instances_dir, instance, Files()))
+        launcher = Launcher(
+            make_backend(engine, run, Path(params["state_dir"])),
+            instances_dir,
+            Files(),
+            others=other_backends(engine, run, Path(params["state_dir"])),
+            gpu_obstacle=lambda plan: gpu_obstacle(plan, params["facts"]),
+        )
         if params["mark"]:
             result = launcher.mark(
                 instance, params["mark"], params["reason"], params["generation"], check=module.check_mode

@@ -110,8 +110,14 @@ options:
         description: Keyed digest of the secrets on the host, C(hmac-sha256:...).
         type: str
       facts:
-        description: The C(gpu_facts) of the host, for the environment fingerprint.
+        description: The C(gpu_facts) of the host, for the environment fingerprint, and for the units that an instance
+          with GPUs needs.
         type: dict
+      engine:
+        description: The container engine that will run the instance.
+        type: str
+        choices: [podman, docker]
+        default: podman
       allow_missing:
         description:
           - Return the plan unsealed instead of failing when digest, content or secret are missing, as in check mode
@@ -187,7 +193,7 @@ templates:
       description: Digest of its content.
       type: str
 plan:
-  description: The plan with C(sealed), C(image_digest), C(content_id), C(launch_fingerprint) and
+  description: The plan with C(sealed), C(engine), C(image_digest), C(content_id), C(launch_fingerprint) and
     C(environment_fingerprint).
   returned: success, with O(seal)
   type: dict

@@ -61,6 +61,10 @@ options:
       - With V(false), it ran before this run and may be in use. It is asked for a short time, and never stopped.
     type: bool
     default: true
+  engine:
+    description: Container engine that runs the instance; that of O(plan) when omitted, or V(podman).
+    type: str
+    choices: [podman, docker]
   progress_path:
     description: Internal; set by the action plugin.
     type: path
@@ -147,9 +151,10 @@ stopped:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
+from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.ready import await_instance
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -165,6 +170,7 @@ def main() -> None:
             "api_key": {"type": "str", "no_log": True},
             "timeout_s": {"type": "int"},
             "started": {"type": "bool", "default": True},
+            "engine": {"type": "str", "choices": ["podman", "docker"]},
             "progress_path": {"type": "path"},
         },
         required_one_of=[("instance", "plan"), ("port", "plan")],
@@ -173,7 +179,7 @@ def main() -> None:
     started = utc_now()
     try:
         result = await_instance(
-            QuadletBackend(run),
+            make_backend(module.params["engine"] or engine_of(module.params["plan"]), run),
             {key: module.params[key] for key in ("instance", "port", "address", "served_names", "timeout_s")},
             module.params["plan"],
             module.params["api_key"],

@@ -10,11 +10,11 @@ module: vllm_secret
 short_description: Stores the API key of an instance on its host
 version_added: 0.1.0
 description:
-  - Writes the key to a file that only root can read and to the container engine's secret store, from which the
-    engine gets
-    it as its environment. Without a key, removes both.
+  - Writes the key to a file that only root can read, and to the container engine's secret store or, for Docker, which
+    has none, to another such file. From there the engine gets it as its environment. Without a key, removes both.
   - Returns an HMAC of the key, made with a key of the host's own, by which a launch notices that the key changed.
-  - The API key appears in no unit file, command line, log, plan, generation, and not in C(podman inspect).
+  - The API key appears in no unit file, command line, log, plan, generation, and not in what C(podman inspect) or
+    C(docker inspect) show.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
@@ -33,6 +33,11 @@ options:
   api_key:
     description: The API key; omitted or empty, the instance has none.
     type: str
+  engine:
+    description: Container engine that runs the instance.
+    type: str
+    choices: [podman, docker]
+    default: podman
   state_dir:
     description: Folder of socle's state on the host.
     type: path
@@ -60,8 +65,8 @@ hmac:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import ensure_api_key
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
@@ -71,13 +76,14 @@ def main() -> None:
         argument_spec={
             "instance": {"type": "str", "required": True},
             "api_key": {"type": "str", "no_log": True},
+            "engine": {"type": "str", "choices": ["podman", "docker"], "default": "podman"},
             "state_dir": {"type": "path", "default": "/var/lib/socle"},
         },
         supports_check_mode=True,
     )
     try:
         result = ensure_api_key(
-            QuadletBackend(run),
+            make_backend(module.params["engine"], run, Path(module.params["state_dir"])),
             Path(module.params["state_dir"]) / "secrets",
             module.params["instance"],
             module.params["api_key"],

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What socle asks of a container engine under systemd: one interface for Quadlet and, later, Docker.
+"""What socle asks of a container engine under systemd: one interface for Quadlet and Docker.
 
 Private to socle.inference. Whatever systemd does is the same for both and lives here; a subclass adds the engine.
 """
@@ -155,6 +155,8 @@ class Backend(ABC):
     """A container engine whose instances are systemd services named ``vllm-<instance>.service``."""
 
     name: str
+    label: str
+    """Its name in sentences."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -186,8 +188,8 @@ class Backend(ABC):
         """The image if it is present."""
 
     @abstractmethod
-    def pull(self, reference: str, on_line: Callable[[str], None] | None = None) -> None:
-        """Fetch the image, or raise EngineError."""
+    def pull(self, reference: str, on_progress: Callable[[str], None] | None = None) -> None:
+        """Fetch the image, or raise EngineError; *on_progress* gets how far it is, in words."""
 
     @abstractmethod
     def secret_mark(self, instance: str, name: str) -> str | None:
@@ -200,6 +202,16 @@ class Backend(ABC):
     @abstractmethod
     def remove_secret(self, instance: str, name: str) -> None:
         """Take the secret away from the engine."""
+
+    def gpu_obstacle(self) -> str | None:
+        """What keeps the engine from giving GPUs to containers, and the remedy; None where nothing does."""
+        return None
+
+    def enable(self, instance: str) -> None:  # noqa: B027 - units of a generator have nothing to enable
+        """Let the unit start at boot."""
+
+    def disable(self, instance: str) -> None:  # noqa: B027
+        """Undo enable."""
 
     # systemd's part
 

@@ -29,6 +29,7 @@ Completed = subprocess.CompletedProcess  # of str
 
 INSTALL = {
     "podman": "install Podman 4.6 or newer with Quadlet (Debian and RHEL package 'podman')",
+    "docker": "install Docker 20.10 or newer (25 or newer for GPUs), or let the host use Podman",
     "systemctl": "the host must run systemd",
     "journalctl": "the host must run systemd with its journal",
 }
@@ -54,7 +55,7 @@ def run(
     timeout_s: float = 60.0,
     on_line: Callable[[str], None] | None = None,
 ) -> Completed[str]:
-    """The real runner. *on_line* gets every line of standard error as it comes, and "" about once a second."""
+    """The real runner. *on_line* gets every line of its output as it comes, and "" about once a second."""
     try:
         if on_line is None:
             return subprocess.run(
@@ -95,7 +96,7 @@ def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str],
             raise AssertionError("Popen was told to open both pipes")
         selector.register(process.stdout, selectors.EVENT_READ, "stdout")
         selector.register(process.stderr, selectors.EVENT_READ, "stderr")
-        pending = b""
+        pending = {"stdout": b"", "stderr": b""}
         try:
             while selector.get_map():
                 if time.monotonic() > deadline:
@@ -109,10 +110,9 @@ def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str],
                         selector.unregister(key.fileobj)
                         continue
                     output[key.data] += chunk
-                    if key.data == "stderr":
-                        *lines, pending = (pending + chunk).split(b"\n")
-                        for line in lines:
-                            on_line(line.decode("utf-8", "replace"))
+                    *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
+                    for line in lines:
+                        on_line(line.decode("utf-8", "replace"))
         except BaseException:
             process.kill()
             raise

@@ -20,27 +20,20 @@ def ensure_image(
     if found is None:
         if pull == "never":
             raise EngineError(
-                f"Image {image} is not on this host and pull is 'never'; load it there ('podman load', 'podman pull'),"
-                " or allow the pull."
+                f"Image {image} is not in {backend.label} on this host and pull is 'never'; load it there"
+                f" ('{backend.name} load', '{backend.name} pull'), or allow the pull."
             )
         result["changed"] = True
         if check:
             return {**result, "present": False, "digest": None, "repo_digests": []}
-        layers: set[str] = set()
         began = clock()
-
-        def note(line: str) -> None:
-            # Without a terminal Podman names each part once, as it begins with it.
-            if line.startswith(("Copying blob", "Copying config")):
-                layers.add(line.split(" ")[2] if line.count(" ") >= 2 else line)
-            progress.update(phase="pulling", detail=f"{image}, {len(layers)} parts begun")
-
-        note("")
-        backend.pull(image, note)
+        progress.update(phase="pulling", detail=image)
+        backend.pull(image, lambda done: progress.update(phase="pulling", detail=f"{image}, {done}"))
         result["seconds"] = round(clock() - began, 1)
         found = backend.image(image)
         if found is None:
             raise EngineError(
-                f"Podman pulled {image} without an error and does not have it; look at 'podman images' on the host."
+                f"{backend.label} pulled {image} without an error and does not have it; look at '{backend.name} images'"
+                " on the host."
             )
     return {**result, "digest": found.id, "repo_digests": found.repo_digests}

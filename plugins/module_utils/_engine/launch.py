@@ -4,7 +4,7 @@
 
 Layout, under the folder of instances::
 
-    <name>/generations/<n>/plan.json, vllm-<name>.container, state.json
+    <name>/generations/<n>/plan.json, vllm-<name>.container (Docker: .service), state.json
     <name>/current   -> generations/<n>     what the installed unit is made of
     <name>/accepted  -> generations/<n>     a link, so that there is at most one
 
@@ -19,7 +19,7 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -36,12 +36,17 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
     accepts_connections,
     explaining,
 )
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import probe_address
+from ansible_collections.socle.inference.plugins.module_utils._engine.secret import NAME as API_KEY
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 LOCK_TIMEOUT_S = 30
 
 SCHEMA = "socle.generation/1"
+
+UNIT_SUFFIXES = (".container", ".service")
+"""Of the unit files of all engines."""
 
 
 @dataclass
@@ -120,7 +125,8 @@ def read_history(folder: Path, files: Files) -> History:
         try:
             plan = json.loads(files.read(entry / "plan.json") or "")
             state = json.loads(files.read(entry / "state.json") or "")
-            unit = files.read(entry / f"vllm-{name}.container")
+            texts = [files.read(entry / f"vllm-{name}{suffix}") for suffix in UNIT_SUFFIXES]
+            unit = next((text for text in texts if text is not None), None)
         except (OSError, ValueError) as error:
             history.warnings.append(f"Generation {entry} cannot be read ({error}): ignored.")
             continue
@@ -135,6 +141,12 @@ def read_history(folder: Path, files: Files) -> History:
         elif (folder / link).is_symlink():
             history.warnings.append(f"{folder / link} points to no readable generation: ignored.")
     return history
+
+
+def current_plan(instances_dir: Path, instance: str, files: Files) -> dict[str, Any] | None:
+    """Plan of an instance's current generation; None where there is none."""
+    history = read_history(instances_dir / check_name(instance), files)
+    return history.generations[history.current].plan if history.current is not None else None
 
 
 def _dump(value: dict[str, Any]) -> str:
@@ -167,12 +179,18 @@ class Launcher:
         files: Files,
         now: Callable[[], str] = utc_now,
         listens: Callable[[str, int], bool] = accepts_connections,
+        others: Sequence[Backend] = (),
+        gpu_obstacle: Callable[[dict[str, Any]], EngineError | None] = lambda _plan: None,
     ) -> None:
+        """*others* are the backends of other engines, whose units are taken away when an instance moves to this one;
+        *gpu_obstacle* tells why the host cannot give a plan its GPUs."""
         self._backend = backend
         self._dir = instances_dir
         self._files = files
         self._now = now
         self._listens = listens
+        self._others = others
+        self._gpu_obstacle = gpu_obstacle
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -247,8 +265,10 @@ class Launcher:
             and unit.running
             and unit.invocation_id != reuse.state.get("invocation_before", "")
         )
+        moved = [other for other in self._others if files.read(other.unit_file(instance)) is not None]
+        done_before = done_before and not moved
         needed = not done_before and (
-            reuse is None or reuse.applied != "started" or installed != text or not unit.running
+            reuse is None or reuse.applied != "started" or installed != text or not unit.running or bool(moved)
         )
         warnings = list(history.warnings)
         if failed_before and not retry:
@@ -294,7 +314,7 @@ class Launcher:
             reuse = Generation(history.highest + 1, plan, text, state)
             files.make_folder(
                 folder / "generations" / str(reuse.number),
-                {"plan.json": _dump(plan), f"vllm-{instance}.container": text, "state.json": _dump(state)},
+                {"plan.json": _dump(plan), unit_file.name: text, "state.json": _dump(state)},
             )
         elif needed or (reuse.failed and retry):
             forgiven = {"verdict": None, "reason": None, "verdict_at": None} if reuse.failed else {}
@@ -305,9 +325,12 @@ class Launcher:
                 # Podman refuses to start a container whose mount has no source.
                 if mount["kind"] == "cache":
                     files.ensure_folder(Path(mount["source"]))
+            for other in moved:
+                self._retire(other, instance)
             if installed != text:
                 files.write(unit_file, text)
             backend.reload()
+            backend.enable(instance)
         if history.current != reuse.number:
             files.point(folder / "current", f"generations/{reuse.number}")
         if needed:
@@ -316,6 +339,17 @@ class Launcher:
         if needed or done_before:
             self._note(instance, reuse, applied="started", started_at=self._now())
         return result
+
+    def _retire(self, other: Backend, instance: str) -> None:
+        """Stop what runs by another engine's unit, and take that unit away: two of one name would hide each other."""
+        unit = other.state(instance)
+        if unit.running or unit.active == "deactivating":
+            other.stop(instance)
+        other.disable(instance)
+        with contextlib.suppress(EngineError):  # the other engine may be gone
+            other.remove_secret(instance, API_KEY)
+        # Last, since the file is what tells an interrupted run that this is not done.
+        self._files.remove(other.unit_file(instance))
 
     def _obstacle(
         self, instance: str, plan: dict[str, Any], before: Generation | None, unit: UnitState
@@ -335,6 +369,9 @@ class Launcher:
                     port=port if rival.get("port") == port else None,
                     gpus=common,
                 )
+        unfit = self._unfit(plan)
+        if unfit:
+            return unfit
         # What listens there is our own engine, unless that one does not run, or runs on another port.
         ours = unit.running or unit.active == "deactivating"
         if ours and (before is None or before.plan.get("port") == port):
@@ -347,6 +384,15 @@ class Launcher:
             " 'ss -ltnp' on the host and stop it, or give the instance another port.",
             port=port,
         )
+
+    def _unfit(self, plan: dict[str, Any]) -> EngineError | None:
+        """Why the host cannot give the plan its GPUs."""
+        if not plan.get("gpus"):
+            return None
+        reason = self._backend.gpu_obstacle()
+        if reason:
+            return EngineError(f"Cannot start {plan.get('instance')}: {reason}.")
+        return self._gpu_obstacle(plan)
 
     def _running_plans(self, instance: str) -> dict[str, dict[str, Any]]:
         """Current plan of each other instance of this host whose unit runs."""
@@ -374,6 +420,7 @@ class Launcher:
         """Check mode without a seal (image or model not yet there): compare what is known already."""
         known = ("argv", "env", "image", "gpus", "port", "expose", "network", "shm_size_bytes", "secrets")
         changed = not before or any(before.plan.get(key) != plan.get(key) for key in known) or not unit.running
+        changed = changed or (installed is None and before is not None)
         action = ("would_restart" if unit.running else "would_start") if changed else "none"
         obstacle = self._obstacle(str(plan["instance"]), plan, before, unit) if changed else None
         return {
@@ -497,6 +544,7 @@ def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple
             "generations": sorted(history.generations),
             "launch_fingerprint": current.fingerprint,
             "environment_fingerprint": current.plan.get("environment_fingerprint"),
+            "engine": engine_of(current.plan),
             "plan": current.plan,
             "unit_active": state.active,
             "unit_sub": state.sub,

@@ -19,34 +19,54 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible_collections.socle.inference.plugins.module_utils._engine import unit
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, Image, check_name
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
-from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
-from ansible_collections.socle.inference.plugins.module_utils._units import (
-    control_character,
-    path_fault,
-    starts_another_command,
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import (
+    PODMAN_MINIMUM,
+    Version,
+    parse_version,
+    short,
 )
-
-Version = tuple[int, int, int]
-
-MINIMUM: Version = (4, 6, 0)
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._units import starts_another_command
 
 KEY_SINCE: dict[str, Version] = {
+    "PidsLimit": (4, 7, 0),
     "ShmSize": (4, 7, 0),
-    "StopTimeout": (5, 0, 0),
+    "Entrypoint": (5, 0, 0),
     "Notify": (5, 0, 0),  # "Notify=healthy"; 4.9 takes it for "false" without a word
+    "StopTimeout": (5, 0, 0),
+    "Ulimit": (5, 0, 0),  # known since 4.7, which keeps only one of several lines
+    "GroupAdd": (5, 1, 0),
+    "LogOpt": (5, 2, 0),
+    "StopSignal": (5, 2, 0),
+    "AddHost": (5, 3, 0),
+    "CgroupsMode": (5, 3, 0),
+    "Memory": (5, 5, 0),
+    "AppArmor": (5, 8, 0),
 }
-"""First Podman that knows a key (of those newer than MINIMUM): an unknown key drops the whole unit."""
+"""First Podman whose Quadlet knows a key (of those newer than PODMAN_MINIMUM): an unknown key drops the whole unit."""
 
-FALLBACK = {"ShmSize": "--shm-size={}", "StopTimeout": "--stop-timeout={}", "Notify": "--sdnotify={}"}
+FALLBACK = {
+    "PidsLimit": "--pids-limit={}",
+    "ShmSize": "--shm-size={}",
+    "Entrypoint": "--entrypoint={}",
+    "Notify": "--sdnotify={}",
+    "StopTimeout": "--stop-timeout={}",
+    "Ulimit": "--ulimit={}",
+    "GroupAdd": "--group-add={}",
+    "LogOpt": "--log-opt={}",
+    "StopSignal": "--stop-signal={}",
+    "AddHost": "--add-host={}",
+    "CgroupsMode": "--cgroups={}",
+    "Memory": "--memory={}",
+    "AppArmor": "--security-opt=apparmor={}",
+}
 """The same by PodmanArgs=, which come after Quadlet's own arguments and win."""
 
 MASKED_SINCE: Version = (5, 3, 0)
 """First Podman whose inspect hides secrets of type env."""
-
-ENTRYPOINT = "vllm serve"
-"""What the images start; needed where a line of shell takes its place."""
 
 UNIT_DIR = Path("/etc/containers/systemd")
 
@@ -56,36 +76,7 @@ GENERATORS = (
     Path("/usr/lib/systemd/system-generators/podman-system-generator"),
 )
 
-RESTART_SEC = 10
-START_LIMIT_BURST = 4
-STOP_TIMEOUT_S = 120
-STOP_MARGIN_S = 30
-HEALTH_INTERVAL_S = 15
-HEALTH_TIMEOUT_S = 5
-HEALTH_RETRIES = 4
-START_TIMEOUT_S = 1800
-SHM_SIZE_BYTES = 16 * 1024**3
-
-AFTER = (
-    "network-online.target",
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvidia-cdi-refresh.service",
-)
-
 _BARE = re.compile(r"[A-Za-z0-9_./:,+@=-]+")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+")
-_ADDRESS = re.compile(r"[0-9A-Za-z.:-]+")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-
-
-def parse_version(text: str) -> Version:
-    """ "podman version 5.4.2-dev" -> (5, 4, 2)."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    if not found:
-        raise EngineError(f"Cannot read Podman's version from '{text.strip()}'; expected 'podman version X.Y.Z'.")
-    return int(found[1]), int(found[2]), int(found[3] or 0)
 
 
 def quote(word: str, what: str = "argument") -> str:
@@ -93,9 +84,7 @@ def quote(word: str, what: str = "argument") -> str:
 
     Quadlet keeps "%" and "$" as they are, so that they must be doubled for systemd.
     """
-    shown = json.dumps(word, ensure_ascii=False)
-    if control_character(word):
-        raise EngineError(f"Cannot put the {what} {shown} into a unit: it holds a control character; remove it.")
+    unit.printable(word, what)
     if word == "":
         # Podman 5.4.2's generator drops an empty word and, silently, every word after it.
         raise EngineError(f"Cannot put an empty {what} into a unit: Quadlet would lose all that follow; remove it.")
@@ -107,154 +96,106 @@ def quote(word: str, what: str = "argument") -> str:
     return f'"{escaped}"'
 
 
-def _checked(pattern: re.Pattern[str], value: Any, what: str, expected: str) -> str:
-    text = str(value)
-    if not pattern.fullmatch(text):
-        raise EngineError(f"Cannot put the {what} {json.dumps(text)} into a unit: expected {expected}; change it.")
-    return text
-
-
-def _path(value: Any, what: str) -> str:
-    path = str(value)
-    fault = path_fault(path)
-    if fault:
-        raise EngineError(f"Cannot put the {what} {json.dumps(path)} into a unit: {fault}; change it.")
-    return path
-
-
-def probe_address(argv: Sequence[str]) -> str:
-    """Where the instance answers on its own host: the value of --host, or loopback where it listens everywhere."""
-    host = ""
-    for index, word in enumerate(argv):
-        if word == "--host" and index + 1 < len(argv):
-            host = argv[index + 1]
-        elif word.startswith("--host="):
-            host = word[len("--host=") :]
-    if host in ("", "0.0.0.0", "::", "localhost"):
-        return "127.0.0.1"
-    address = _checked(_ADDRESS, host, "address (--host)", "an IP address or a host name")
-    return f"[{address}]" if ":" in address else address
-
-
 def secret_name(instance: str, name: str) -> str:
     """Name of an instance's secret in Podman's store."""
     return f"socle-{check_name(instance)}-{name}"
 
 
-def render(plan: dict[str, Any], version: Version) -> str:
-    """The text of ``vllm-<instance>.container`` for a sealed plan and a version of Podman."""
-    if version < MINIMUM:
+def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = ()) -> str:
+    """The text of ``vllm-<instance>.container`` for a sealed plan, a version of Podman and what the host allows.
+
+    *limits* are the raised limits of a GPU instance, as NAME=SOFT:HARD.
+    """
+    if version < PODMAN_MINIMUM:
+        found = ".".join(map(str, version))
         raise EngineError(
-            f"Cannot run instances with Podman {'.'.join(map(str, version))}: Quadlet as needed here starts with Podman"
-            " 4.6; upgrade Podman or the operating system (the Docker backend for older hosts is not available yet).",
-            podman_version=".".join(map(str, version)),
+            f"Cannot run instances with Podman {found}: Quadlet as needed here starts with Podman"
+            f" {short(PODMAN_MINIMUM)}; upgrade Podman or the operating system, or let the host use Docker"
+            " (container_engine: docker).",
+            podman_version=found,
         )
     instance = check_name(str(plan["instance"]))
-    start_timeout = int(plan.get("start_timeout_s") or START_TIMEOUT_S)
-    port = int(plan["port"])
-    address = probe_address(plan["argv"])
-    # Longer than all allowed attempts take together, or the limit never trips and a bad flag loops for ever.
-    interval = 2 * START_LIMIT_BURST * (start_timeout + RESTART_SEC)
-
-    container: list[tuple[str, str]] = []
+    container: unit.Entries = []
     podman_args: list[str] = []
 
     def add(key: str, value: str) -> None:
-        if version >= KEY_SINCE.get(key, MINIMUM):
+        if version >= KEY_SINCE.get(key, PODMAN_MINIMUM):
             container.append((key, value))
         else:
             podman_args.append(FALLBACK[key].format(value))
 
-    digest = str(plan.get("image_digest") or "")
-    image = _checked(_IMAGE, plan["image"], "image", "a reference such as registry/name:tag")
-    # By id, so that a tag that moved cannot change what a restart runs.
-    add("Image", digest[len("sha256:") :] if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else image)
+    add("Image", unit.image_id(plan) or unit.checked_image(plan))
     add("ContainerName", f"vllm-{instance}")
     add("Pull", "never")
     add("Network", str(plan.get("network") or "host"))
-    add("ShmSize", str(int(plan.get("shm_size_bytes") or SHM_SIZE_BYTES)))
+    add("ShmSize", str(int(plan.get("shm_size_bytes") or unit.SHM_SIZE_BYTES)))
     add("RunInit", "true")
     add("LogDriver", "journald")
-    add("StopTimeout", str(STOP_TIMEOUT_S))
-    for key, value in (
-        ("instance", instance),
-        ("image", image),
-        ("launch-fingerprint", plan.get("launch_fingerprint") or "unsealed"),
-    ):
-        add("Label", quote(f"io.socle.{key}={value}", "label"))
-    for gpu in plan.get("gpus") or []:
-        add("AddDevice", "nvidia.com/gpu=" + _checked(_GPU, gpu, "GPU", "an index or a UUID such as GPU-..."))
-    for mount in sorted(plan.get("mounts") or [], key=lambda mount: str(mount["target"])):
-        source = _path(mount["source"], "mount source")
-        target = _path(mount["target"], "mount target")
-        add("Volume", f"{source}:{target}:{'ro' if mount.get('read_only', True) else 'rw'}")
+    add("StopTimeout", str(unit.STOP_TIMEOUT_S))
+    for label in unit.labels(plan):
+        add("Label", quote(label, "label"))
+    devices = unit.cdi_devices(plan)
+    for device in devices:
+        add("AddDevice", device)
+    if devices:
+        add("NoNewPrivileges", "true")
+        for limit in limits:
+            add("Ulimit", limit)
+    for source, target, read_only in unit.mounts(plan):
+        add("Volume", f"{source}:{target}:{'ro' if read_only else 'rw'}")
     for key, value in sorted((plan.get("env") or {}).items()):
-        _checked(_ENV_NAME, key, "name of an environment variable", "letters, digits and '_'")
-        add("Environment", quote(f"{key}={value}", "environment variable"))
-    exports = []
+        add("Environment", quote(f"{unit.env_name(key)}={value}", "environment variable"))
+    targets = []
     for secret in plan.get("secrets") or []:
-        target = _checked(_ENV_NAME, secret["target"], "name of a secret's variable", "letters, digits and '_'")
+        target = unit.env_name(secret["target"], "name of a secret's variable")
         kind = "env" if version >= MASKED_SINCE else "mount"
         add("Secret", f"{secret_name(instance, secret['name'])},type={kind},target={target}")
-        exports.append(f'export {target}="$(cat /run/secrets/{target})"')
-    if exports and version < MASKED_SINCE:
-        script = "; ".join([*exports, f'exec {ENTRYPOINT} "$@"'])
-        podman_args.append(quote("--entrypoint=" + json.dumps(["sh", "-c", script, "vllm"])))
+        targets.append(target)
+    if targets and version < MASKED_SINCE:
+        # Not Entrypoint=, which 5.0 to 5.2 know: none of their instances shall restart for another way to say the same.
+        command = json.dumps(["sh", "-c", unit.export_secrets(targets), "vllm"])
+        podman_args.append(quote(f"--entrypoint={command}"))
     # Podman runs it with the container's shell. No quotes: Podman before 5.8.2 loses them.
-    add("HealthCmd", f"curl --noproxy {address.strip('[]')} -fsS -o /dev/null http://{address}:{port}/health")
-    add("HealthInterval", f"{HEALTH_INTERVAL_S}s")
-    add("HealthTimeout", f"{HEALTH_TIMEOUT_S}s")
-    add("HealthRetries", str(HEALTH_RETRIES))
-    add("HealthStartPeriod", f"{start_timeout}s")
+    host, url = unit.health_probe(plan)
+    add("HealthCmd", f"curl --noproxy {host} -fsS -o /dev/null {url}")
+    add("HealthInterval", f"{unit.HEALTH_INTERVAL_S}s")
+    add("HealthTimeout", f"{unit.HEALTH_TIMEOUT_S}s")
+    add("HealthRetries", str(unit.HEALTH_RETRIES))
+    add("HealthStartPeriod", f"{unit.start_timeout_s(plan)}s")
     add("HealthOnFailure", "kill")
     add("Notify", "healthy")
     container.extend(("PodmanArgs", word) for word in podman_args)
     words = [quote(str(word)) for word in plan["argv"]]
     container.append(("Exec", " \\\n    ".join(words)))
-
-    sections: list[tuple[str, list[tuple[str, str]]]] = [
-        (
-            "Unit",
-            [
-                ("Description", f"vLLM instance {instance}"),
-                *(("Wants", name) for name in AFTER),
-                *(("After", name) for name in AFTER),
-                ("StartLimitIntervalSec", str(interval)),
-                ("StartLimitBurst", str(START_LIMIT_BURST)),
-            ],
-        ),
-        ("Container", container),
-        (
-            "Service",
-            [
-                # The engine exits with 0 when it dies. Status 2 is a command line that it refuses: no use to repeat it.
-                ("Restart", "always"),
-                ("RestartSec", str(RESTART_SEC)),
-                ("RestartPreventExitStatus", "2"),
-                ("TimeoutStartSec", str(start_timeout)),
-                ("TimeoutStopSec", str(STOP_TIMEOUT_S + STOP_MARGIN_S)),
-            ],
-        ),
-        ("Install", [("WantedBy", "multi-user.target")]),
-    ]
-    blocks = ["# managed by socle: changes made here are overwritten"]
-    for title, entries in sections:
-        blocks.append("\n".join([f"[{title}]", *(f"{key}={value}" for key, value in entries)]))
-    return "\n\n".join(blocks) + "\n"
+    return unit.write_sections(
+        [
+            unit.unit_section(plan),
+            ("Container", container),
+            ("Service", unit.service_entries(plan)),
+            unit.INSTALL,
+        ]
+    )
 
 
 class QuadletBackend(Backend):
     """Podman 4.6 or newer, rootful, units made by its Quadlet generator."""
 
     name = "podman"
+    label = "Podman"
 
     def __init__(
-        self, runner: Runner, unit_dir: Path = UNIT_DIR, generators: Iterable[Path] = GENERATORS, podman: str = "podman"
+        self,
+        runner: Runner,
+        unit_dir: Path = UNIT_DIR,
+        generators: Iterable[Path] = GENERATORS,
+        podman: str = "podman",
+        proc_root: Path = Path("/proc"),
     ) -> None:
         super().__init__(runner)
         self._unit_dir = unit_dir
         self._generators = list(generators)
         self._podman_path = podman
+        self._proc_root = proc_root
         self._version: Version | None = None
 
     def _podman(
@@ -277,13 +218,17 @@ class QuadletBackend(Backend):
                     stderr=done.stderr,
                 )
             self._version = parse_version(done.stdout)
+        if self._version is None:
+            raise EngineError(
+                f"Cannot read Podman's version from '{done.stdout.strip()}'; expected 'podman version X.Y.Z'."
+            )
         return self._version
 
     def unit_file(self, instance: str) -> Path:
         return self._unit_dir / f"vllm-{check_name(instance)}.container"
 
     def render(self, plan: dict[str, Any]) -> str:
-        return render(plan, self.version())
+        return render(plan, self.version(), unit.raised_limits(self._proc_root))
 
     def validate(self, instance: str, text: str) -> None:
         generator = next((path for path in self._generators if os.access(path, os.X_OK)), None)
@@ -336,8 +281,17 @@ class QuadletBackend(Backend):
             repo_digests=sorted(found.get("RepoDigests") or []),
         )
 
-    def pull(self, reference: str, on_line: Callable[[str], None] | None = None) -> None:
-        done = self._podman("pull", reference, timeout_s=6 * 3600.0, on_line=on_line)
+    def pull(self, reference: str, on_progress: Callable[[str], None] | None = None) -> None:
+        layers: set[str] = set()
+
+        def note(line: str) -> None:
+            # Without a terminal Podman names each part once, as it begins with it.
+            if line.startswith(("Copying blob", "Copying config")):
+                layers.add(line.split(" ")[2] if line.count(" ") >= 2 else line)
+            if on_progress is not None:
+                on_progress(f"{len(layers)} parts begun")
+
+        done = self._podman("pull", reference, timeout_s=6 * 3600.0, on_line=note)
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             reason = next(

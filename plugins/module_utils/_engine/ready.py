@@ -14,8 +14,8 @@ from typing import Any, Callable, NoReturn
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, UnitState, check_name
-from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import Diagnosis, Reader
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
@@ -17,6 +18,8 @@ ENGINES = ("podman", "docker")
 """Container engines, the preferred one first."""
 
 WANTED = ("auto", *ENGINES)
+
+DEFAULT = "podman"
 
 Version = tuple[int, int, int]
 
@@ -52,6 +55,11 @@ def suits(engine: str, version: str | None, needs_cdi: bool) -> bool:
     """Whether this version of the engine runs instances; an unknown version does not."""
     parsed = parse_version(version)
     return parsed is not None and parsed >= minimum(engine, needs_cdi)
+
+
+def engine_of(plan: Mapping[str, Any] | None) -> str:
+    """Engine that a plan names; plans of earlier versions name none and ran under Podman."""
+    return str((plan or {}).get("engine") or DEFAULT)
 
 
 def select(wanted: str, engines: Mapping[str, str | None], needs_cdi: bool, host: str = "this host") -> str:

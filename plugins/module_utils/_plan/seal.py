@@ -16,6 +16,10 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.resolve impo
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 
+ENGINES = ("podman", "docker")
+
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+
 _DIGEST = r"sha256:[0-9a-f]{64}"
 
 _SEAL = schema.record(
@@ -29,6 +33,7 @@ _SEAL = schema.record(
             schema.text(r"(hmac-sha256:[0-9a-f]{64})?", "'hmac-sha256:' and 64 hexadecimal digits")
         ),
         "facts": schema.nullable(schema.map_of(schema.anything())),
+        "engine": schema.choice(*ENGINES),
         "allow_missing": schema.truth(),
     },
     ["plan"],
@@ -85,9 +90,25 @@ def launch_fingerprint(plan: Mapping[str, Any], secrets_hmac: str | None) -> str
     )
 
 
-def environment_fingerprint(facts: Mapping[str, Any]) -> str:
-    """What surrounds the engine: its change makes an acceptance stale, but restarts nothing."""
-    engine = facts.get("engine") or {}
+def host_engine(facts: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Name and version of the container engine *name*, by default of the one that the facts prefer."""
+    preferred = facts.get("engine") or {}
+    if name is None or name == preferred.get("name"):
+        return {"name": preferred.get("name"), "version": preferred.get("version")}
+    return {"name": name, "version": (facts.get("engines") or {}).get(name)}
+
+
+def units_needed(facts: Mapping[str, Any]) -> list[str]:
+    """Units without which no GPU of the host can be used: the fabric manager where there are NVSwitches."""
+    return [FABRIC_MANAGER] if facts.get("nvswitches") or facts.get("nvlink5") else []
+
+
+def environment_fingerprint(facts: Mapping[str, Any], engine_name: str | None = None) -> str:
+    """What surrounds the engine: its change makes an acceptance stale, but restarts nothing.
+
+    *engine_name* is the container engine that runs it, by default the one that the facts prefer.
+    """
+    engine = host_engine(facts, engine_name)
     return digest(
         {
             "driver": (facts.get("driver") or {}).get("version"),
@@ -150,7 +171,10 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
         if mount["kind"] == "model":
             mount["source"] = plain(request.get("model_path"))
     facts = request.get("facts")
-    plan["environment_fingerprint"] = environment_fingerprint(facts) if facts else None
+    plan["engine"] = str(request.get("engine") or ENGINES[0])
+    if facts and plan["gpus"]:
+        plan["requires"] = units_needed(facts)
+    plan["environment_fingerprint"] = environment_fingerprint(facts, plan["engine"]) if facts else None
     plan["launch_fingerprint"] = None if missing else launch_fingerprint(plan, hmac)
     plan["sealed"] = not missing
     return plan, missing

@@ -138,7 +138,7 @@ def test_a_missing_image_is_pulled_once(backend: QuadletBackend, host: Host) -> 
 
 
 def test_a_missing_image_that_must_not_be_pulled_is_one_sentence(backend: QuadletBackend) -> None:
-    with pytest.raises(EngineError, match=r"registry/x:1 is not on this host and pull is 'never'"):
+    with pytest.raises(EngineError, match=r"registry/x:1 is not in Podman on this host and pull is 'never'"):
         image(backend, pull="never")
 
 
@@ -163,11 +163,12 @@ def test_a_failing_systemctl_is_one_sentence(backend: QuadletBackend, host: Host
     )
 
 
-def test_the_runner_watches_standard_error() -> None:
+def test_the_runner_watches_both_outputs() -> None:
     seen: list[str] = []
     code = "import sys; print('out'); print('one', file=sys.stderr); print('two', file=sys.stderr); sys.exit(3)"
     done = run([sys.executable, "-c", code], on_line=seen.append)
-    assert (done.returncode, done.stdout, [line for line in seen if line]) == (3, "out\n", ["one", "two"])
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "one\ntwo\n")
+    assert sorted(line for line in seen if line) == ["one", "out", "two"]
 
 
 def test_units_are_read_apart() -> None:

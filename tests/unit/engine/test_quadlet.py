@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import (
     GENERATORS,
-    parse_version,
-    probe_address,
     quote,
     render,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 GOLDEN = Path(__file__).parent / "fixtures" / "vllm-chat.container"
@@ -151,7 +150,7 @@ def test_a_podman_whose_inspect_shows_secrets_gets_them_as_files(plan: dict[str,
 
 def test_a_podman_without_what_is_needed_is_refused_with_the_way_out(plan: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match=r"Podman 4\.3\.1.*upgrade Podman"):
-        render(plan, parse_version("podman version 4.3.1"))
+        render(plan, (4, 3, 1))
 
 
 def test_the_start_limit_can_be_reached(plan: dict[str, Any]) -> None:

@@ -1,0 +1,82 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a host can give an instance its GPUs, told in one sentence before the start. Private to socle.inference.
+
+Else the engine says it later and in other words: "Driver/library version mismatch", "unresolvable CDI devices".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import cdi_devices
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+CDI_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""Where both engines look for specifications."""
+
+CDI_KIND = "nvidia.com/gpu"
+
+_NAME = re.compile(r"^[\s-]*[\"']?name[\"']?\s*:\s*[\"']?([^\"',\s]+)", re.MULTILINE)
+
+
+def listed_devices(directories: Iterable[Path]) -> set[str]:
+    """Names of the NVIDIA devices that specifications list, such as nvidia.com/gpu=0.
+
+    Read by their lines, JSON as well as YAML as nvidia-ctk writes them: a host need not have a reader of YAML.
+    """
+    names: set[str] = set()
+    for directory in directories:
+        try:
+            files = sorted(path for path in directory.iterdir() if path.suffix in (".yaml", ".json"))
+        except OSError:
+            continue
+        for path in files:
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            if re.search(rf"[\"']?kind[\"']?\s*:\s*[\"']?{re.escape(CDI_KIND)}\b", text):
+                # One device a line, whatever the file's layout.
+                text = re.sub(r"([{,])", "\\1\n", text)
+                names.update(f"{CDI_KIND}={name}" for name in _NAME.findall(text))
+    return names
+
+
+def gpu_obstacle(
+    plan: Mapping[str, Any], facts: Mapping[str, Any] | None, directories: Iterable[Path] = CDI_DIRS
+) -> EngineError | None:
+    """Why this host cannot give the plan's GPUs to a container; None where it can, and for a plan without GPUs.
+
+    *facts* are those of gpu_facts, of which the driver's versions are read.
+    """
+    wanted = cdi_devices(dict(plan))
+    if not wanted:
+        return None
+    instance = plan.get("instance")
+    driver = (facts or {}).get("driver") or {}
+    module, library = driver.get("version"), driver.get("library_version")
+    if module and library and module != library:
+        return EngineError(
+            f"Cannot start {instance}: the loaded NVIDIA module is version {module} and the libraries are {library},"
+            " expected the same; reboot the host (or unload and load the module), best by playbook provision.yml.",
+            module_version=module,
+            library_version=library,
+        )
+    directories = list(directories)
+    listed = listed_devices(directories)
+    missing = [name for name in wanted if name not in listed]
+    if not missing:
+        return None
+    places = " and ".join(map(str, directories))
+    found = f"only {', '.join(sorted(listed))}" if listed else "no device of NVIDIA"
+    return EngineError(
+        f"Cannot start {instance}: expected a CDI specification with {', '.join(missing)}, found {found} in {places};"
+        " write it anew with 'nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml' on the host, or run playbook"
+        " provision.yml.",
+        missing=missing,
+        listed=sorted(listed),
+    )
