@@ -15,7 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
-from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
+from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
@@ -118,11 +118,9 @@ def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, A
             facts = facts["gpu_facts"]
     if facts is None:
         return None
-    if not isinstance(facts, dict) or facts.get("schema") != "socle.gpu_facts/1":
-        found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
-        raise PlanError(f"facts must be a result of gpu_facts (schema socle.gpu_facts/1), but are {found}; give that.")
+    check_schema(facts)
     check_facts(facts)
-    return facts
+    return dict(facts)
 
 
 def _state_dir(value: Any) -> str:

@@ -7,14 +7,14 @@ Reading is injected: a Reader lists and reads documents by folder and name. Priv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems, nearest
 
 CLASSES = "profiles/host_classes"
 MODELS = "profiles/models"
@@ -22,6 +22,23 @@ SERVING = "profiles/serving"
 ENGINE = "profiles"
 
 CAPABILITIES = ("chat", "tools", "thinking", "vision")
+
+GPU_KEYS = (
+    "family",
+    "architecture",
+    "compute_capability",
+    "pci_ids",
+    "products",
+    "memory_mib",
+    "link",
+    "fp8",
+    "fp4",
+    "driver",
+)
+"""What a class of kind gpu must say; the rest of its keys has defaults."""
+
+LINKS = ("nvlink", "nvlink_optional", "pcie")
+"""How the GPUs of a class reach each other: always by NVLink, by NVLink where there are bridges, never by NVLink."""
 
 _NAME = r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
 _CLASS_NAME = r"[a-z0-9]([a-z0-9_]*[a-z0-9])?"
@@ -47,13 +64,29 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class HostClass:
+    """A kind of host. What follows ``evidence`` is of kind gpu alone, and empty for a processor."""
+
     origin: str
     name: str
     kind: str
-    products: tuple[str, ...]
     flags: Mapping[str, Any]
     env: Mapping[str, Any]
     evidence: Mapping[str, Any]
+    description: str = ""
+    family: str | None = None
+    architecture: str | None = None
+    compute_capability: str | None = None
+    pci_ids: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()
+    memory_mib: int | None = None
+    link: str | None = None
+    nvlink_expected: str | None = None
+    nvswitch: str = "never"
+    fp8: bool = False
+    fp4: bool = False
+    peer_to_peer: bool = True
+    power_default_w: float | None = None
+    driver: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +118,7 @@ class Profile:
     evidence: Mapping[str, Any]
     shm_size_bytes: int
     start_timeout_s: int
+    cuda: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +142,61 @@ _CLASS = schema.record(
         "name": class_text,
         "description": schema.text(),
         "kind": schema.choice("cpu", "gpu"),
-        "products": schema.list_of(schema.text()),
-        "memory_gib": schema.nullable(schema.number()),
+        "family": class_text,
+        "architecture": schema.text(r"[a-z]+( [a-z]+)*", "the architecture in lower case, such as 'hopper'"),
+        "compute_capability": schema.text(r"\d{1,2}\.\d", "a compute capability in quotes, such as '9.0'"),
+        "pci_ids": schema.list_of(
+            schema.text(r"10de:[0-9a-f]{4}", "a PCI id in lower case and quotes, such as '10de:2335'"), filled=True
+        ),
+        "products": schema.list_of(schema.text(r"\S(.*\S)?", "a product as nvidia-smi names it"), filled=True),
+        "memory_mib": schema.whole(1),
+        "link": schema.choice(*LINKS),
+        "nvlink_expected": schema.nullable(schema.text(r"NV[1-9]\d?", "a link such as 'NV12'")),
+        "nvswitch": schema.choice("possible", "never"),
+        "fp8": schema.truth(),
+        "fp4": schema.truth(),
+        "peer_to_peer": schema.truth(),
+        "power_default_w": schema.nullable(schema.number()),
+        "driver": schema.record(
+            {
+                "flavour": schema.choice("open", "proprietary"),
+                "minimum": schema.text(r"\d{3}(\.\d+)*", "a driver version in quotes, such as '580'"),
+            },
+            ["flavour", "minimum"],
+        ),
         "flags": check_flags,
         "env": check_env,
         "evidence": evidence_map,
     },
     ["name", "kind"],
 )
+
+_OF_EVERY_KIND = frozenset({"name", "description", "kind", "flags", "env", "evidence"})
+
+
+def _check_kind(origin: str, content: Mapping[str, Any]) -> None:
+    """Raises PlanError for keys of a sound class file that do not go together."""
+    problems = Problems()
+    own = [key for key in content if key not in _OF_EVERY_KIND]
+    if content["kind"] == "gpu":
+        missing = [key for key in GPU_KEYS if key not in content]
+        if missing:
+            problems.add(f"{origin} is of kind gpu and lacks {', '.join(missing)}; add what is missing.")
+    elif own:
+        problems.add(f"{origin} is of kind {content['kind']} and has {', '.join(own)}, as only GPUs do; remove them.")
+    if content.get("link") == "pcie" and content.get("nvlink_expected"):
+        problems.add(
+            f"{origin}: nvlink_expected is {content['nvlink_expected']!r}, but link is pcie; "
+            "make it nvlink_optional, or nvlink_expected null."
+        )
+    known = {*content, *content.get("flags", {}), *content.get("env", {})}
+    for key in content.get("evidence", {}):
+        if key not in known:
+            problems.add(
+                f"{origin}: evidence.{key} is about nothing in that class{nearest(key, known) or '; remove it.'}"
+            )
+    problems.raise_if_any()
+
 
 _MODEL = schema.record(
     {
@@ -158,6 +239,7 @@ _PROFILE = schema.record(
         "evidence": evidence_map,
         "shm_size_bytes": schema.whole(1),
         "start_timeout_s": schema.whole(1),
+        "cuda": schema.text(r"1[23]\.\d+", "the image's CUDA, 12 or 13, in quotes, such as '13.0'"),
     },
     ["image", "vllm_version", "shm_size_bytes", "start_timeout_s"],
 )
@@ -183,6 +265,25 @@ _ENGINE = schema.record(
 )
 
 
+class _Classes(Mapping[str, HostClass]):
+    """The classes of a catalogue, read on demand."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._names = catalogue.class_names()
+
+    def __getitem__(self, name: str) -> HostClass:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._catalogue.host_class(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class Catalogue:
     """The data as typed objects; each document is read and checked once, when it is first asked for."""
 
@@ -201,15 +302,34 @@ class Catalogue:
 
     def host_class(self, name: str) -> HostClass:
         origin, content = self._document(CLASSES, name, _CLASS, content_name=name)
+        _check_kind(origin, content)
         return HostClass(
             origin,
             name,
             content["kind"],
-            tuple(content.get("products", [])),
             content.get("flags", {}),
             content.get("env", {}),
             content.get("evidence", {}),
+            content.get("description", ""),
+            content.get("family"),
+            content.get("architecture"),
+            content.get("compute_capability"),
+            tuple(content.get("pci_ids", [])),
+            tuple(content.get("products", [])),
+            content.get("memory_mib"),
+            content.get("link"),
+            content.get("nvlink_expected"),
+            content.get("nvswitch", "never"),
+            content.get("fp8", False),
+            content.get("fp4", False),
+            content.get("peer_to_peer", True),
+            content.get("power_default_w"),
+            content.get("driver", {}),
         )
+
+    def host_classes(self) -> Mapping[str, HostClass]:
+        """All classes by name; each file is read when its class is asked for, so that names alone cost nothing."""
+        return _Classes(self)
 
     def model(self, name: str) -> Model:
         origin, content = self._document(MODELS, name, _MODEL, content_name=name)
@@ -241,7 +361,7 @@ class Catalogue:
                 f"{schema.nearest(content['recommended'], content['profiles']) or '; correct it.'}"
             )
         for profile, settings in content["profiles"].items():
-            about = {"image", "shm_size_bytes", "start_timeout_s"}
+            about = {"image", "shm_size_bytes", "start_timeout_s", "cuda"}
             about.update(settings.get("flags", {}), settings.get("env", {}), settings.get("slo", {}))
             for key in settings.get("evidence", {}):
                 if key not in about:
@@ -262,6 +382,7 @@ class Catalogue:
                 settings.get("evidence", {}),
                 settings["shm_size_bytes"],
                 settings["start_timeout_s"],
+                settings.get("cuda"),
             )
             for profile, settings in content["profiles"].items()
         }

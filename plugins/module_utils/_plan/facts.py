@@ -6,9 +6,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
 
-_TEXTS = ("uuid", "pci_bus_id", "product", "pci_device_id")
+SCHEMA = "socle.gpu_facts/2"
+OLDER = ("socle.gpu_facts/1",)
+
+_TEXTS = ("uuid", "pci_bus_id", "product", "pci_device_id", "mig", "virtualization")
+_WHOLE = ("index", "memory_mib")
+_TRUTHS = ("on_bus", "by_driver")
+_LINK = ("a", "b", "link")
+
+
+def check_schema(facts: Any) -> None:
+    """Raises PlanError when *facts* are not of the version that is read here."""
+    found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
+    if found == SCHEMA:
+        return
+    if found in OLDER:
+        raise PlanError(
+            f"facts are of schema {found}, as an older version gathered them, but {SCHEMA} is needed; "
+            "gather them again with gpu_facts."
+        )
+    raise PlanError(f"facts must be a result of gpu_facts (schema {SCHEMA}), but are {found}; give that.")
 
 
 def check_facts(facts: Any, where: str = "facts") -> None:
@@ -19,7 +39,11 @@ def check_facts(facts: Any, where: str = "facts") -> None:
         problems.raise_if_any()
     for name in ("host_class", "kernel"):
         _text(facts.get(name), f"{where}.{name}", problems)
-    for name, keys in (("engine", ("name", "version")), ("driver", ("version",)), ("toolkit", ("version",))):
+    for name, keys in (
+        ("engine", ("name", "version")),
+        ("driver", ("version", "flavour", "error")),
+        ("toolkit", ("version",)),
+    ):
         part = facts.get(name)
         if part is None:
             continue
@@ -34,6 +58,15 @@ def check_facts(facts: Any, where: str = "facts") -> None:
     elif gpus:
         for position, gpu in enumerate(gpus):
             _gpu(gpu, f"{where}.gpus[{position}]", problems)
+    links = facts.get("links")
+    if links is not None and not isinstance(links, list):
+        problems.add(_sentence(f"{where}.links", "a list of maps", links))
+    for position, link in enumerate(links if isinstance(links, list) else []):
+        if not isinstance(link, dict):
+            problems.add(_sentence(f"{where}.links[{position}]", "a map", link))
+            continue
+        for key in _LINK:
+            _text(link.get(key), f"{where}.links[{position}].{key}", problems)
     problems.raise_if_any()
 
 
@@ -43,9 +76,14 @@ def _gpu(gpu: Any, where: str, problems: Problems) -> None:
         return
     for name in _TEXTS:
         _text(gpu.get(name), f"{where}.{name}", problems)
-    index = gpu.get("index")
-    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
-        problems.add(_sentence(f"{where}.index", "a whole number", index))
+    for name in _WHOLE:
+        value = gpu.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            problems.add(_sentence(f"{where}.{name}", "a whole number", value))
+    for name in _TRUTHS:
+        value = gpu.get(name)
+        if value is not None and not isinstance(value, bool):
+            problems.add(_sentence(f"{where}.{name}", "true or false", value))
 
 
 def _text(value: Any, where: str, problems: Problems) -> None:

@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import (
+    CPU,
+    ClassResult,
+    Override,
+    find_override,
+    resolve_class,
+)
+from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import warning as _warning
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
@@ -38,6 +46,13 @@ ANY_ADDRESS = "0.0.0.0"
 CAPACITY = ("weights_gib_per_gpu", "kv_gib_per_gpu", "kv_tokens", "concurrency_at_full_length", "headroom_gib")
 FRONT_FLAGS = ("host", "port", "served-model-name", "max-model-len")
 """These come first, in this order; the rest follows by name."""
+
+
+DRIVER_FLOORS = {"12": "525", "13": "580"}
+"""Oldest driver branch by the major version of an image's CUDA, by NVIDIA's CUDA compatibility guide."""
+
+COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
+"""Makes the image's own libcuda bridge an older driver, on data-centre GPUs alone."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +99,8 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
     instances = check_instances(raw, problems)
     layers = check_layers(request.layers, catalogue, problems)
     variant = check_variant(request.variant, problems)
-    host_class: HostClass | None = None
-    try:
-        host_class = _host_class(request, catalogue)
-        problems_before = len(problems.sentences)
-        class_warnings = _check_hardware(request, host_class, problems)
-        hardware_fits = len(problems.sentences) == problems_before
-    except PlanError as error:
-        problems.take(error)
-    if host_class is None:
-        problems.raise_if_any()
-        raise AssertionError("a missing class was reported")
-    gpus = _assign_gpus(instances, host_class, request, problems) if hardware_fits else {}
+    host_class, found = _host_class(request, catalogue, problems)
+    gpus = _assign_gpus(instances, host_class, found, request, problems) if found else {}
     _check_ports(instances, problems)
     plans: dict[str, dict[str, Any]] = {}
     templates: list[dict[str, Any]] = []
@@ -106,7 +111,7 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
         except PlanError as error:
             problems.take(error)
             continue
-        plan["warnings"] = [*class_warnings, *plan["warnings"]]
+        plan["warnings"] = [*(found.warnings if found else []), *plan["warnings"]]
         plans[name] = plain(plan)
         if draft.template:
             templates.append(
@@ -121,90 +126,113 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
     return Resolution(host_class.name, plans, templates)
 
 
-def _host_class(request: Request, catalogue: Catalogue) -> HostClass:
-    known = catalogue.class_names()
-    if request.host_class:
-        if request.host_class not in known:
-            raise PlanError(
-                f"host_class of {request.host} is {request.host_class!r}, which is no known host class "
-                f"(known: {known_list(known)}){nearest(request.host_class, known) or '; correct it or add its file.'}"
-            )
-        return catalogue.host_class(request.host_class)
-    groups = sorted(set(request.group_names) & set(known))
-    if len(groups) > 1:
-        raise PlanError(
-            f"{request.host} is in {len(groups)} groups that name host classes ({', '.join(groups)}), but a host has "
-            "one class; keep it in one of them or set host_class."
+def _host_class(request: Request, catalogue: Catalogue, problems: Problems) -> tuple[HostClass, ClassResult | None]:
+    """The class, and how it was found: None where the hardware contradicts it, as *problems* then tell."""
+    classes = catalogue.host_classes()
+    override: Override | None = None
+    try:
+        override = find_override(request.host_class, request.group_names, classes, request.host)
+        found = resolve_class(request.facts, classes, override, request.host)
+        return classes[found.name], found
+    except PlanError as error:
+        problems.take(error)
+    if override is not None:
+        try:
+            # With the class that was meant, everything else that is wrong can be told in the same run.
+            return classes[override.name], None
+        except PlanError as error:
+            problems.take(error)
+    problems.raise_if_any()
+    raise AssertionError("a missing class was reported")
+
+
+def _shown(gpu: Mapping[str, Any]) -> bool:
+    """Whether the driver shows a GPU; facts written by hand may say so by its index alone."""
+    by_driver = gpu.get("by_driver")
+    return gpu.get("index") is not None if by_driver is None else bool(by_driver)
+
+
+def _places(gpus: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(gpu.get("pci_bus_id")) for gpu in gpus)
+
+
+class _HostGpus:
+    """The GPUs of a host as an instance may name them, with a sentence for each that it cannot have."""
+
+    def __init__(self, host_class: HostClass, found: ClassResult, request: Request) -> None:
+        facts = request.facts or {}
+        gpus: list[Mapping[str, Any]] = list(facts.get("gpus") or [])
+        own = [gpus[position] for position in found.members]
+        self.host = request.host
+        self.host_class = host_class
+        self.driver: Mapping[str, Any] = facts.get("driver") or {}
+        self.shown = [gpu for gpu in own if _shown(gpu)]
+        self.lost = [gpu for gpu in own if not _shown(gpu)]
+        self.foreign = [gpu for position, gpu in enumerate(gpus) if position not in found.members and _shown(gpu)]
+
+    @property
+    def indices(self) -> list[int]:
+        return [gpu["index"] for gpu in self.shown if gpu.get("index") is not None]
+
+    def find(self, name: Any) -> Mapping[str, Any] | None:
+        return _named(self.shown, name)
+
+    def without_driver(self) -> str:
+        """Why none of the GPUs can be used yet."""
+        if self.driver.get("nouveau"):
+            reason = "nouveau is loaded instead of NVIDIA's driver"
+        elif not self.driver.get("version"):
+            reason = "no NVIDIA driver is loaded"
+        elif self.host_class.architecture == "blackwell" and self.driver.get("flavour") == "proprietary":
+            reason = "the proprietary kernel modules are loaded, and Blackwell needs the open ones"
+        else:
+            reason = str(self.driver.get("error") or f"driver {self.driver['version']} is loaded")
+        return (
+            f"no GPU of {self.host} is shown by its driver, though PCI shows {_places(self.lost)} ({reason}); "
+            "run provision.yml, and look into the kernel's log for NVRM if that does not help."
         )
-    if groups:
-        return catalogue.host_class(groups[0])
-    found = (request.facts or {}).get("host_class")
-    if found and found in known:
-        return catalogue.host_class(str(found))
-    products = sorted({str(gpu.get("product") or gpu.get("pci_device_id")) for gpu in _gpus(request)})
-    hardware = f"its GPUs are {', '.join(products)}" if products else "its hardware names none"
-    raise PlanError(
-        f"{request.host} has no host class: it is in no group that names one, and {hardware}; put it into one of the "
-        f"groups {known_list(known)}, or set host_class."
-    )
 
-
-def _gpus(request: Request) -> list[Mapping[str, Any]]:
-    return list((request.facts or {}).get("gpus") or [])
-
-
-def _check_hardware(request: Request, host_class: HostClass, problems: Problems) -> list[dict[str, Any]]:
-    """Warnings that hold for every instance; contradictions go to *problems*."""
-    if request.facts is None:
-        return [
-            _warning(
-                "hardware-unknown",
-                "info",
-                f"the hardware of {request.host} is not known, so that class {host_class.name} was not checked",
-                "give facts from gpu_facts",
-            )
-        ]
-    gpus = _gpus(request)
-    if host_class.kind == "cpu":
-        if not gpus:
-            return []
-        return [
-            _warning(
-                "gpus-unused",
-                "warning",
-                f"{request.host} has {len(gpus)} NVIDIA GPUs, which class {host_class.name} leaves unused",
-                "put the host into the group of its GPU class",
-            )
-        ]
-    if not gpus:
-        problems.add(
-            f"{request.host} is of class {host_class.name}, which needs GPUs, but its hardware has no NVIDIA GPU "
-            f"(class {request.facts.get('host_class')}); correct its group or host_class."
+    def all_but_lost(self, where: str) -> str:
+        return (
+            f"{where} is not set, which means all {len(self.shown) + len(self.lost)} GPUs of {self.host}, but the "
+            f"driver does not show the one at {_places(self.lost)}, so that it has fallen off the bus; reboot the host "
+            "and look into the kernel's log for Xid 79, or name the other GPUs in gpus."
         )
-        return []
-    products = {str(gpu["product"]) for gpu in gpus if gpu.get("product")}
-    strangers = sorted(products - set(host_class.products)) if host_class.products else []
-    if strangers:
-        problems.add(
-            f"{request.host} is of class {host_class.name} (products: {', '.join(host_class.products)}), but has "
-            f"{', '.join(strangers)}; correct its group or host_class."
+
+    def missing(self, where: str, name: Any) -> str:
+        known = ", ".join(str(index) for index in self.indices) or "none"
+        foreign = _named(self.foreign, name)
+        if foreign is not None:
+            return (
+                f"{where} names GPU {name} of {self.host} ({foreign.get('product') or foreign.get('pci_device_id')}), "
+                f"which is not of class {self.host_class.name} (those are {known}); name GPUs of the class."
+            )
+        lost = f", and has lost the one at {_places(self.lost)}" if self.lost else ""
+        return (
+            f"{where} names GPU {name}, which {self.host} does not have (its driver shows {known}{lost}); correct it."
         )
-    return []
+
+
+def _named(gpus: Sequence[Mapping[str, Any]], name: Any) -> Mapping[str, Any] | None:
+    key = "uuid" if isinstance(name, str) else "index"
+    return next((gpu for gpu in gpus if gpu.get(key) is not None and gpu[key] == name), None)
 
 
 def _assign_gpus(
-    instances: Mapping[str, Mapping[str, Any]], host_class: HostClass, request: Request, problems: Problems
+    instances: Mapping[str, Mapping[str, Any]],
+    host_class: HostClass,
+    found: ClassResult,
+    request: Request,
+    problems: Problems,
 ) -> dict[str, list[Any]]:
     """GPUs of each instance as written, or all of the host's."""
     assigned: dict[str, list[Any]] = {}
     owners: dict[Any, str] = {}
-    available = _gpus(request)
-    by_uuid = {gpu.get("uuid"): gpu.get("index") for gpu in available if gpu.get("uuid")}
-    indices = [gpu.get("index") for gpu in available if gpu.get("index") is not None]
+    gpus = _HostGpus(host_class, found, request)
     for name in sorted(instances):
         wanted = instances[name].get("gpus")
         where = f"vllm_instances.{name}.gpus"
-        if host_class.kind == "cpu":
+        if host_class.kind == CPU:
             if wanted:
                 problems.add(
                     f"{where} names GPUs, but {request.host} is of class {host_class.name}, which has none; "
@@ -212,24 +240,33 @@ def _assign_gpus(
                 )
             assigned[name] = []
             continue
-        if wanted is None:
-            wanted = indices if indices else list(range(len(available)))
-            if request.facts is None:
+        if request.facts is None:
+            if wanted is None:
                 problems.add(
                     f"{where} is not set and the hardware of {request.host} is not known; set it or give facts."
                 )
-        if not wanted and request.facts is not None:
+        elif not gpus.shown:
+            problems.add(gpus.without_driver())
+            continue
+        elif wanted is None and gpus.lost:
+            problems.add(gpus.all_but_lost(where))
+            continue
+        elif wanted is not None and not wanted:
             problems.add(
                 f"{where} is empty, but class {host_class.name} needs GPUs; name them or leave gpus out for all."
             )
+        wanted = gpus.indices if wanted is None else wanted
         for gpu in wanted:
-            if request.facts is not None and gpu not in indices and gpu not in by_uuid:
-                problems.add(
-                    f"{where} names GPU {gpu}, which {request.host} does not have "
-                    f"(its driver shows {', '.join(str(index) for index in indices) or 'none'}); correct it."
-                )
+            known = gpus.find(gpu)
+            if known is None and request.facts is not None:
+                problems.add(gpus.missing(where, gpu))
                 continue
-            identity = by_uuid.get(gpu, gpu)
+            if known is not None and known.get("mig") == "enabled":
+                problems.add(
+                    f"{where} has GPU {gpu} of {request.host}, which is split by MIG, but an instance needs the whole "
+                    f"GPU; turn MIG off with nvidia-smi -i {gpu} -mig 0 while nothing uses it, or give other GPUs."
+                )
+            identity = known["index"] if known is not None and known.get("index") is not None else gpu
             if owners.get(identity) == name:
                 problems.add(f"{where} names GPU {gpu} twice; name it once.")
             elif identity in owners:
@@ -242,6 +279,21 @@ def _assign_gpus(
     return assigned
 
 
+def _older(version: str, floor: str) -> bool:
+    """Whether a driver version is before another: "580.95.05" before "580.126.09"."""
+
+    def parts(text: str) -> list[int]:
+        return [int(part) for part in text.split(".") if part.isdigit()]
+
+    return parts(version) < parts(floor)
+
+
+def _with_cuda_12(image: str) -> str:
+    """What vLLM's images with CUDA 12.9 are called: the tag with "-cu129"."""
+    tagged = ":" in image.rsplit("/", 1)[-1] and "@" not in image
+    return f"{image}-cu129" if tagged else "a tag that ends in -cu129"
+
+
 def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
     owners: dict[int, str] = {}
     for name in sorted(instances):
@@ -251,10 +303,6 @@ def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems)
                 f"port {port} is used by two instances, {owners[port]} and {name}; give one of them another port."
             )
         owners.setdefault(port, name)
-
-
-def _warning(identity: str, severity: str, message: str, remedy: str) -> dict[str, Any]:
-    return {"id": identity, "severity": severity, "message": message, "remedy": remedy}
 
 
 class _Draft:
@@ -327,6 +375,7 @@ class _Draft:
         image = self._image()
         warnings: list[dict[str, Any]] = []
         self._check_gpu_count(flags, warnings, problems)
+        self._check_driver(image, env, warnings, problems)
         max_model_len = self._max_model_len(flags, env, problems)
         served = list(self.instance.get("served_names") or [self.model.served_name])
         flags.update(self._own_flags(served, problems))
@@ -545,6 +594,52 @@ class _Draft:
                     "measure it, or use a profile for this number of GPUs",
                 )
             )
+
+    def _check_driver(
+        self,
+        image: Setting,
+        env: Mapping[str, Setting],
+        warnings: list[dict[str, Any]],
+        problems: Problems,
+    ) -> None:
+        """Refuses a driver that is too old for the GPUs, or for the CUDA of the profile's image.
+
+        Nothing else compares the two: with CDI the toolkit does not read what the image requires.
+        """
+        facts = self.request.facts or {}
+        version = (facts.get("driver") or {}).get("version")
+        if self.host_class.kind == CPU or not version:
+            return
+        minimum = self.host_class.driver.get("minimum")
+        if minimum and _older(version, minimum):
+            problems.add(
+                f"{self.request.host} has NVIDIA driver {version}, but GPUs of class {self.host_class.name} need "
+                f"{minimum} or newer; update it with provision.yml."
+            )
+            return
+        cuda = self.profile.cuda
+        floor = DRIVER_FLOORS.get((cuda or "").partition(".")[0])
+        if floor is None or image.value != self.profile.image or not _older(version, floor):
+            return
+        why = (
+            f"image {image.value} is built with CUDA {cuda}, which needs NVIDIA driver {floor} or newer, but "
+            f"{self.request.host} has {version}"
+        )
+        switch = env.get(COMPATIBILITY)
+        if switch is not None and str(switch.value) == "1":
+            warnings.append(
+                _warning(
+                    "driver-older-than-cuda",
+                    "warning",
+                    f"{why}, and {COMPATIBILITY} bridges that on data-centre GPUs alone (elsewhere: CUDA error 804)",
+                    "update the driver with provision.yml, then remove the variable",
+                )
+            )
+            return
+        remedy = "update the driver with provision.yml"
+        if not _older(version, DRIVER_FLOORS["12"]) and floor != DRIVER_FLOORS["12"]:
+            remedy += f", or set image of the instance to one with CUDA 12 ({_with_cuda_12(image.value)})"
+        problems.add(f"{self.where}: {why}; {remedy}.")
 
     def _mounts(self, image: Setting) -> list[dict[str, Any]]:
         identity = "\n".join([image.value, self.profile.vllm_version, self.model.repo, self.host_class.name])

@@ -147,7 +147,7 @@ def test_a_fleet_can_be_deployed_in_batches(tmp_path: Path, arguments: list[str]
 
 
 def test_facts_from_a_file_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    facts = {"schema": "socle.gpu_facts/1", "host_class": "cpu", "gpus": [], "engine": {"name": None}}
+    facts = {"schema": "socle.gpu_facts/2", "host_class": "cpu", "gpus": [], "engine": {"name": None}}
     (tmp_path / "facts.json").write_text(json.dumps(facts))
     hosts = HOSTS.replace("host-b: {}", "host-b: {vllm_instances: {chat: {model: smollm2-135m-instruct}}}")
     output = run_deploy(tmp_path, hosts, "--check", "-e", f"socle_facts_file={tmp_path}/facts.json")

@@ -17,6 +17,27 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.resolve impo
     resolve,
 )
 
+
+def gpu_class(name: str, family: str, pci_id: str, product: str, **changes: Any) -> dict[str, Any]:
+    """A class file of kind gpu; by default one of Ampere by PCIe."""
+    return {
+        "name": name,
+        "kind": "gpu",
+        "family": family,
+        "architecture": "ampere",
+        "compute_capability": "8.0",
+        "pci_ids": [f"10de:{pci_id}"],
+        "products": [product],
+        "memory_mib": 81920,
+        "link": "nvlink_optional",
+        "nvlink_expected": "NV8",
+        "fp8": False,
+        "fp4": False,
+        "driver": {"flavour": "open", "minimum": "525"},
+        **changes,
+    }
+
+
 PROFILE = {
     "image": "registry.example/vllm:v0.26.0",
     "vllm_version": "0.26.0",
@@ -32,12 +53,10 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "profiles": {"engine": {"cache_root": "/root/.cache/vllm", "env": {"HF_HUB_OFFLINE": "1"}}},
     "profiles/host_classes": {
         "cpu": {"name": "cpu", "kind": "cpu"},
-        "a800_pcie_80g": {
-            "name": "a800_pcie_80g",
-            "kind": "gpu",
-            "products": ["NVIDIA A800 80GB PCIe"],
-            "flags": {"attention-backend": "FLASHINFER"},
-        },
+        "a800_pcie_80g": gpu_class(
+            "a800_pcie_80g", "a800", "20f5", "NVIDIA A800 80GB PCIe", flags={"attention-backend": "FLASHINFER"}
+        ),
+        "h200_sxm_141g": gpu_class("h200_sxm_141g", "h200", "2335", "NVIDIA H200", memory_mib=143771, link="nvlink"),
     },
     "profiles/models": {
         "small-chat": {
@@ -92,13 +111,18 @@ def gpu(index: int) -> dict[str, Any]:
         "product": "NVIDIA A800 80GB PCIe",
         "pci_device_id": "10de:20f5",
         "memory_mib": 81920,
+        "on_bus": True,
+        "by_driver": True,
+        "mig": "disabled",
+        "virtualization": "none",
     }
 
 
 CPU_FACTS = {
-    "schema": "socle.gpu_facts/1",
+    "schema": "socle.gpu_facts/2",
     "host_class": "cpu",
     "gpus": [],
+    "links": [],
     "driver": {"version": None},
     "kernel": "6.12.0",
     "engine": {"name": "podman", "version": "5.4.2"},

@@ -44,7 +44,20 @@ def test_the_lab_s_profile_is_the_measured_one() -> None:
     assert profile.shm_size_bytes == 512 * 1024**2
 
 
-CLASS = "name: big\nkind: gpu\n"
+CLASS = """\
+name: big
+kind: gpu
+family: big
+architecture: hopper
+compute_capability: "9.0"
+pci_ids: ["10de:beef"]
+products: [NVIDIA Big]
+memory_mib: 81559
+link: nvlink
+fp8: true
+fp4: false
+driver: {flavour: open, minimum: "580"}
+"""
 
 
 def user_data(root: Path, relative: str, text: str) -> Catalogue:
@@ -60,12 +73,30 @@ def user_data(root: Path, relative: str, text: str) -> Catalogue:
         (CLASS + "kinds: x\n", ["unknown key 'kinds'", "did you mean 'kind'"]),
         ("name: big\n", ["lacks the key 'kind'"]),
         ("name: big\nkind: tpu\n", ["kind must be one of cpu, gpu", "'tpu'"]),
-        ("name: small\nkind: gpu\n", ["'small'", "'big'", "agree"]),
-        (CLASS + "memory_gib: 80 GB\n", ["memory_gib must be a number", "'80 GB'"]),
+        (CLASS.replace("name: big", "name: small"), ["'small'", "'big'", "agree"]),
+        (CLASS + "memory_gib: 80\n", ["unknown key 'memory_gib'", "did you mean 'memory_mib'"]),
+        (CLASS.replace("81559", "80 GB"), ["memory_mib must be a whole number", "'80 GB'"]),
+        (CLASS.replace('"9.0"', "9.0"), ["compute_capability must be a compute capability in quotes", "number 9.0"]),
+        (CLASS.replace("10de:beef", "10DE:BEEF"), ["pci_ids[0] must be a PCI id in lower case", "'10DE:BEEF'"]),
+        (CLASS.replace('["10de:beef"]', "[]"), ["pci_ids must be a list with at least one entry"]),
+        (CLASS.replace("link: nvlink", "link: nvlnk"), ["link must be one of", "did you mean 'nvlink'"]),
+        (CLASS.replace("hopper", "Hopper"), ["architecture must be", "lower case", "'Hopper'"]),
+        (CLASS.replace("fp8: true", "fp8: 1"), ["fp8 must be true or false"]),
+        (CLASS.replace('"580"', "580"), ["driver.minimum must be a driver version in quotes", "number 580"]),
+        (CLASS.replace("flavour: open", "flavour: free"), ["driver.flavour must be one of open, proprietary"]),
+        (CLASS + "nvlink_expected: NVLINK\n", ["nvlink_expected must be a link such as 'NV12'"]),
+        (CLASS + "nvswitch: maybe\n", ["nvswitch must be one of possible, never"]),
+        ("name: big\nkind: gpu\nfamily: big\n", ["is of kind gpu and lacks architecture, compute_capability, pci_ids"]),
+        ("name: big\nkind: cpu\nfamily: big\n", ["is of kind cpu and has family", "remove"]),
+        (
+            CLASS.replace("link: nvlink", "link: pcie\nnvlink_expected: NV8"),
+            ["nvlink_expected is 'NV8'", "link is pcie"],
+        ),
+        (CLASS + "evidence: {memory_gib: {source: x}}\n", ["evidence.memory_gib is about nothing", "'memory_mib'"]),
         (CLASS + "flags: {max_num_seqs: 1}\n", ["flags", "write 'max-num-seqs'"]),
         (CLASS + "env: {A: true}\n", ["env.A"]),
         (CLASS + "evidence: {a: {}}\n", ["evidence.a", "'source'"]),
-        (CLASS + "kind: cpu\n", ["not valid YAML in line 3", "'kind' is written twice"]),
+        ("name: big\nkind: gpu\nkind: cpu\n", ["not valid YAML in line 3", "'kind' is written twice"]),
         (CLASS + "  x: [\n", ["not valid YAML"]),
         ("- a\n", ["must be a map", "a list"]),
         ("", ["must be a map", "nothing"]),
@@ -96,6 +127,32 @@ def test_a_bad_serving_file_is_told(tmp_path: Path, old: str, new: str, part: st
     with pytest.raises(PlanError) as refused:
         user_data(tmp_path, relative, text.replace(old, new)).serving("smollm2-135m-instruct", "cpu")
     assert part in refused.value.message
+
+
+def test_a_class_says_everything_of_its_file(tmp_path: Path) -> None:
+    text = CLASS + "flags: {a: 1}\nevidence: {a: {source: x}, memory_mib: {source: y}}\npower_default_w: 700\n"
+    known = user_data(tmp_path, "profiles/host_classes/big.yml", text).host_class("big")
+    assert (known.family, known.architecture, known.compute_capability) == ("big", "hopper", "9.0")
+    assert (known.pci_ids, known.products, known.memory_mib) == (("10de:beef",), ("NVIDIA Big",), 81559)
+    assert (known.link, known.nvlink_expected, known.nvswitch) == ("nvlink", None, "never")
+    assert (known.fp8, known.fp4, known.peer_to_peer, known.power_default_w) == (True, False, True, 700)
+    assert (known.driver, known.flags) == ({"flavour": "open", "minimum": "580"}, {"a": 1})
+
+
+def test_classes_are_read_one_by_one(tmp_path: Path) -> None:
+    classes = user_data(tmp_path, "profiles/host_classes/big.yml", "- broken\n").host_classes()
+    assert {"big", "cpu"} <= set(classes) and classes["cpu"].kind == "cpu" and "huge" not in classes
+    with pytest.raises(PlanError, match=r"host_classes/big\.yml"):
+        dict(classes)
+
+
+@pytest.mark.parametrize("cuda", ["13", "11.8", "13.0.2", "next"])
+def test_a_cuda_whose_driver_is_not_known_is_refused(tmp_path: Path, cuda: str) -> None:
+    relative = "profiles/serving/smollm2-135m-instruct--cpu.yml"
+    text = (COLLECTION / relative).read_text(encoding="utf-8")
+    text = text.replace("    vllm_version", f'    cuda: "{cuda}"\n    vllm_version')
+    with pytest.raises(PlanError, match=r"cuda must be the image's CUDA, 12 or 13"):
+        user_data(tmp_path, relative, text).serving("smollm2-135m-instruct", "cpu")
 
 
 def test_a_user_s_file_comes_before_the_own_one(tmp_path: Path) -> None:

@@ -80,12 +80,42 @@ def test_a_data_path_that_is_none_is_refused(tmp_path: Path, given: Any) -> None
 
 @pytest.mark.parametrize(
     "inside",
-    [{"gpus": 5}, {"gpus": [1, 2]}, {"gpus": [{"uuid": []}]}, {"engine": "x"}, {"driver": 1}, {"host_class": {}}],
+    [
+        {"gpus": 5},
+        {"gpus": [1, 2]},
+        {"gpus": [{"uuid": []}]},
+        {"gpus": [{"mig": True}]},
+        {"gpus": [{"memory_mib": "80 GB"}]},
+        {"gpus": [{"by_driver": "yes"}]},
+        {"links": {}},
+        {"links": ["NV12"]},
+        {"links": [{"a": 1}]},
+        {"engine": "x"},
+        {"driver": 1},
+        {"driver": {"error": []}},
+        {"host_class": {}},
+    ],
 )
 def test_facts_that_are_wrong_inside_are_refused(tmp_path: Path, inside: dict[str, Any]) -> None:
-    (tmp_path / "f.json").write_text(json.dumps({"schema": "socle.gpu_facts/1", **inside}), encoding="utf-8")
+    (tmp_path / "f.json").write_text(json.dumps({"schema": "socle.gpu_facts/2", **inside}), encoding="utf-8")
     with pytest.raises(PlanError, match=r"^facts\..* must be .* gpu_facts"):
         vllm_plan._facts({"facts_file": "f.json"}, {"inventory_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("facts", "parts"),
+    [
+        ({"schema": "socle.gpu_facts/1"}, ["socle.gpu_facts/1", "socle.gpu_facts/2 is needed", "gather them again"]),
+        ({"schema": "socle.gpu_facts/3"}, ["socle.gpu_facts/3", "give that"]),
+        ({"schema": ["x"]}, ["give that"]),
+        ({}, ["None", "give that"]),
+        ([], ["list", "give that"]),
+    ],
+)
+def test_facts_of_another_version_are_refused(facts: Any, parts: list[str]) -> None:
+    with pytest.raises(PlanError) as refused:
+        vllm_plan._facts({"facts": facts}, {})
+    assert [part for part in parts if part not in refused.value.message] == []
 
 
 @pytest.mark.parametrize("name", ["deep.json", "~nouser/x", "n" * 300])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FACTS = {
-    "schema": "socle.gpu_facts/1",
+    "schema": "socle.gpu_facts/2",
     "host_class": "cpu",
     "gpus": [],
     "driver": {"version": None},
