@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What versions of engines and toolkit know about CDI. Private to socle.inference.
 
-Sources: go.mod and vendored configuration of containers/podman at the tags 4.3.1 to 5.8.2; moby's release notes of 25.0,
-26.1 and 28.2; release notes of NVIDIA/nvidia-container-toolkit 1.17.7 to 1.20.0.
+Sources: go.mod and vendored configuration of containers/podman at the tags 4.3.1 to 5.8.2; moby's release notes of
+25.0, 26.1 and 28.2; release notes of NVIDIA/nvidia-container-toolkit 1.17.7 to 1.20.0.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def check_toolkit_version(version: str) -> Version:
 def engine_version(run: Runner, engine: str, which: Which = shutil.which) -> str | None:
     """Version of an installed engine, None where it is not there.
 
-    Docker's daemon is asked, not its client: podman-docker brings a client of that name, and a client alone runs nothing.
+    Docker's daemon is asked, not its client: podman-docker brings a client of that name, and one alone runs nothing.
     """
     program = which("dockerd" if engine == "docker" else "podman")
     if program is None:

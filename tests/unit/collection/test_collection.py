@@ -36,7 +36,7 @@ def test_inputs_of_a_role_carry_its_name_and_a_comment(role: str) -> None:
     lines = (ROOT / "roles" / role / "defaults/main.yml").read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         if line and not line[0].isspace() and not line.startswith(("#", "---", "}")):
-            assert line.startswith(f"{role}_"), line
+            assert line.startswith((f"{role}_", f"{role}:")), line
             assert lines[number - 1].startswith("#"), f"{line} has no comment above it"
 
 

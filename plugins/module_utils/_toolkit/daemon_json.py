@@ -1,0 +1,220 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Docker's daemon.json as data: what socle sets in it, merged into what is there. Private to socle.inference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import Version, parse_version
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import (
+    DOCKER_CDI_DEFAULT,
+    DOCKER_PROXIES,
+)
+
+RELOADED = frozenset(
+    {
+        "debug",
+        "insecure-registries",
+        "labels",
+        "live-restore",
+        "max-concurrent-downloads",
+        "max-concurrent-uploads",
+        "max-download-attempts",
+        "registry-mirrors",
+        "shutdown-timeout",
+    }
+)
+"""What dockerd takes over without a restart (Docker's manual, "Configuration reload behavior")."""
+
+Leaves = dict[str, Any]
+"""Values by path, such as {"features/cdi": True}. A list, and an entry of default-ulimits, is one value."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user wants of the engine, for both engines."""
+
+    needs_cdi: bool = False
+    mirrors: tuple[str, ...] = ()
+    """URLs of mirrors of docker.io."""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+    log_max_size: str = ""
+    """As Docker spells it, such as "50m"; "" leaves logs alone."""
+    log_max_files: int = 0
+    nofile: int = 0
+    """Open files of a container; 0 leaves that alone."""
+
+    @property
+    def proxies(self) -> dict[str, str]:
+        """The proxies that are set, by Docker's names."""
+        named = {"http-proxy": self.http_proxy, "https-proxy": self.https_proxy, "no-proxy": self.no_proxy}
+        return {name: value for name, value in named.items() if value}
+
+    @property
+    def secret(self) -> bool:
+        """Whether a proxy's address has a password in it."""
+        return any("@" in value for value in self.proxies.values())
+
+
+def parse(text: str | None, path: str) -> dict[str, Any]:
+    """The file's content, {} where there is none. Raises ToolkitError where it is not a JSON object."""
+    if text is None or not text.strip():
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ToolkitError(
+            f"Cannot add settings to {path}: it is not valid JSON ({error}), so Docker would not start with it either;"
+            " correct the file by hand, then repeat the run. Nothing was changed."
+        ) from error
+    if not isinstance(content, dict):
+        raise ToolkitError(
+            f"Cannot add settings to {path}: it holds a {type(content).__name__}, expected a JSON object; correct the"
+            " file by hand, then repeat the run. Nothing was changed."
+        )
+    return content
+
+
+def digest(value: Any) -> str:
+    """Stands for a value in the ledger, which thereby holds no secret in the clear."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def get(content: Mapping[str, Any], path: str) -> Any:
+    """The value at a path, None where there is none."""
+    value: Any = content
+    for key in path.split("/"):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def _put(content: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split("/")
+    for key in parents:
+        inner = content.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ToolkitError(
+                f"Cannot set {path.replace('/', '.')} in Docker's daemon.json: its '{key}' is a {type(inner).__name__},"
+                " expected an object; correct the file by hand, then repeat the run. Nothing was changed."
+            )
+        content = inner
+    content[last] = value
+
+
+def _drop(content: dict[str, Any], path: str) -> None:
+    first, _slash, rest = path.partition("/")
+    if not rest:
+        content.pop(first, None)
+        return
+    inner = content.get(first)
+    if isinstance(inner, dict):
+        _drop(inner, rest)
+        if not inner:
+            del content[first]
+
+
+def wanted(
+    settings: Settings, content: Mapping[str, Any], ours: Mapping[str, str], version: str | None
+) -> tuple[Leaves, Leaves]:
+    """(hard, soft): what must be so, and what only fills gaps. An unknown version is taken for the newest."""
+    parsed: Version = parse_version(version) or (999, 0, 0)
+    hard: Leaves = {}
+    soft: Leaves = {}
+    cdi = get(content, "features/cdi")
+    # A setting that was needed once stays after an upgrade: taking it out would cost a restart for nothing.
+    if settings.needs_cdi and (parsed < DOCKER_CDI_DEFAULT or cdi is False or "features/cdi" in ours):
+        hard["features/cdi"] = True
+    if settings.mirrors:
+        hard["registry-mirrors"] = list(settings.mirrors)
+    if settings.proxies and parsed < DOCKER_PROXIES:
+        raise ToolkitError(
+            f"Cannot set a proxy for Docker {version}: daemon.json has proxies since Docker 23; use a newer Docker, or"
+            " leave container_engine_proxy empty and set the proxy in a drop-in of docker.service by hand."
+        )
+    for name, value in settings.proxies.items():
+        hard[f"proxies/{name}"] = value
+    # Other drivers rotate by themselves or send logs away, and refuse json-file's options.
+    if settings.log_max_size and content.get("log-driver", "json-file") == "json-file":
+        soft["log-driver"] = "json-file"
+        soft["log-opts/max-size"] = settings.log_max_size
+        if settings.log_max_files:
+            soft["log-opts/max-file"] = str(settings.log_max_files)
+    if settings.nofile:
+        soft["default-ulimits/nofile"] = {"Name": "nofile", "Hard": settings.nofile, "Soft": settings.nofile}
+    return hard, soft
+
+
+def merge(
+    content: Mapping[str, Any], hard: Leaves, soft: Leaves, ours: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(new content, new ledger). Everything that is not named stays as it is.
+
+    *ours*, the ledger, has digests of what was set here before: such a value follows the settings, and goes when they
+    no longer name it, unless somebody changed it since.
+    """
+    merged: dict[str, Any] = json.loads(json.dumps(content))
+    ledger: dict[str, str] = {}
+    for path, mark in ours.items():
+        if path not in hard and path not in soft and digest(get(merged, path)) == mark:
+            _drop(merged, path)
+    for path, value in soft.items():
+        current = get(merged, path)
+        if current is None or digest(current) == ours.get(path):
+            _put(merged, path, value)
+            ledger[path] = digest(value)
+    for path, value in hard.items():
+        # What somebody else had set alike stays theirs.
+        if get(merged, path) != value or path in ours:
+            ledger[path] = digest(value)
+        _put(merged, path, value)
+    return merged, ledger
+
+
+def consequence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """ "none", "reload" or "restart": what dockerd needs to take the change over."""
+    changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+    if not changed:
+        return "none"
+    return "reload" if changed <= RELOADED else "restart"
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """The file's text."""
+    return json.dumps(content, indent=4) + "\n"
+
+
+def mask(text: str) -> str:
+    """The text without user names and passwords in addresses."""
+    return re.sub(r"(?<=://)[^/\s\"'@]+@", "***@", text)
+
+
+def parse_ledger(text: str | None) -> dict[str, str]:
+    """The ledger's content; a damaged one counts as empty, so that nothing is taken for ours."""
+    try:
+        content = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(content, dict) or not isinstance(content.get("set"), dict):
+        return {}
+    return {str(path): str(mark) for path, mark in content["set"].items()}
+
+
+def render_ledger(ledger: Mapping[str, str]) -> str:
+    """The ledger's text."""
+    return json.dumps({"set": dict(sorted(ledger.items()))}, indent=1) + "\n"
+
+
+def paths(changes: Iterable[str]) -> str:
+    """Paths for a person: "features/cdi" -> "features.cdi"."""
+    return ", ".join(sorted(path.replace("/", ".") for path in changes))

@@ -1,0 +1,86 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Podman's drop-in files: containers.conf and registries.conf, as text. Private to socle.inference.
+
+Podman merges what lies in containers.conf.d and registries.conf.d over the main files, which stay the user's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from urllib.parse import urlsplit
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import Version, parse_version
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import (
+    PODMAN_APPENDED_LISTS,
+    PODMAN_CDI_DIRS,
+)
+
+CONTAINERS = "etc/containers/containers.conf.d/50-socle.conf"
+REGISTRIES = "etc/containers/registries.conf.d/50-socle.conf"
+
+CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
+
+_HEADER = "# Written by socle; put your own settings into a file of another name.\n"
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def size_bytes(text: str) -> int:
+    """ "50m" -> 52428800. Raises ToolkitError."""
+    found = re.fullmatch(r"(\d+)([bkmg]?)", text.strip().lower())
+    if not found or int(found[1]) == 0:
+        raise ToolkitError(
+            f"Cannot use '{text}' as the size of a log: expected a number with k, m or g, such as 50m; correct"
+            " container_engine_log_max_size."
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def containers_conf(settings: Settings, version: str | None) -> str:
+    """Text of the drop-in of containers.conf; "" where nothing is to be set. An unknown version is the newest."""
+    parsed: Version = parse_version(version) or (999, 0, 0)
+    parts = []
+    if settings.log_max_size:
+        parts.append(f"[containers]\nlog_size_max = {size_bytes(settings.log_max_size)}\n")
+    engine = []
+    if settings.needs_cdi and parsed >= PODMAN_CDI_DIRS:
+        engine.append(f"cdi_spec_dirs = {json.dumps(list(CDI_DIRS))}")
+    if settings.proxies:
+        variables = []
+        for name, value in settings.proxies.items():
+            variable = name.replace("-", "_")
+            variables += [f"{variable}={value}", f"{variable.upper()}={value}"]
+        listed = ", ".join(json.dumps(variable) for variable in variables)
+        append = ", {append=true}" if parsed >= PODMAN_APPENDED_LISTS else ""
+        engine.append(f"env = [{listed}{append}]")
+    if engine:
+        parts.append("[engine]\n" + "\n".join(engine) + "\n")
+    return _HEADER + "\n" + "\n".join(parts) if parts else ""
+
+
+def registries_conf(settings: Settings) -> str:
+    """Text of the drop-in of registries.conf: mirrors of docker.io; "" without any."""
+    if not settings.mirrors:
+        return ""
+    parts = ['[[registry]]\nprefix = "docker.io"\nlocation = "docker.io"\n']
+    for mirror in settings.mirrors:
+        address = urlsplit(mirror)
+        location = f"{address.netloc}{address.path.rstrip('/')}"
+        insecure = "insecure = true\n" if address.scheme == "http" else ""
+        parts.append(f"[[registry.mirror]]\nlocation = {json.dumps(location)}\n{insecure}")
+    return _HEADER + "\n" + "\n".join(parts)
+
+
+def check_mirrors(mirrors: tuple[str, ...]) -> None:
+    """Raises ToolkitError where a mirror is not an address that both engines take."""
+    for mirror in mirrors:
+        address = urlsplit(mirror)
+        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc or address.query:
+            raise ToolkitError(
+                f"Cannot use a registry mirror at '{mirror.rpartition('@')[2]}': expected an address such as"
+                " https://mirror.example.org:5000 without user and password; correct container_engine_registry_mirrors."
+            )

@@ -1,0 +1,214 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Brings the settings of a container engine to its files, and the engine to them. Private to socle.inference."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner, explaining
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import DOCKER_PROXIES, Which
+
+DAEMON_JSON = "etc/docker/daemon.json"
+LEDGER = "container_engine/daemon-json.json"
+PENDING = "run/socle/dockerd-takeover"
+"""Says that dockerd has not taken daemon.json over yet; a boot makes that untrue, and removes it."""
+
+RESTART_S = 300.0
+
+
+@dataclass
+class Outcome:
+    """What was done, or in check mode would be."""
+
+    changed: bool = False
+    action: str = "none"
+    """What dockerd got: "none", "reload", "restart" or "start"."""
+    containers: int = 0
+    """How many containers ran when dockerd was restarted."""
+    files: list[dict[str, str]] = field(default_factory=list)
+    """Changed files: path, before, after, without passwords."""
+    warnings: list[str] = field(default_factory=list)
+
+    def note(self, path: str, before: str, after: str) -> None:
+        """Add a changed file."""
+        self.changed = True
+        self.files.append({"path": path, "before": daemon_json.mask(before), "after": daemon_json.mask(after)})
+
+
+class EngineConfig:
+    """Settings of the engines of one host."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        files: Files,
+        root: Path = Path("/"),
+        state_dir: Path = Path("/var/lib/socle"),
+        which: Which = shutil.which,
+    ) -> None:
+        self._run = runner
+        self._files = files
+        self._root = root
+        self._ledger = state_dir / LEDGER
+        self._which = which
+
+    def _mode(self, path: Path, settings: Settings) -> int:
+        if settings.secret:
+            return 0o600
+        return stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+
+    # Podman
+
+    def podman(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
+        """Write the drop-ins. Podman has no daemon: nothing that runs is touched."""
+        dropins.check_mirrors(settings.mirrors)
+        texts = {
+            dropins.CONTAINERS: dropins.containers_conf(settings, version),
+            dropins.REGISTRIES: dropins.registries_conf(settings),
+        }
+        outcome = Outcome()
+        before = {name: self._files.read(self._root / name) or "" for name in texts}
+        for name, text in texts.items():
+            if before[name] != text:
+                outcome.note(f"/{name}", before[name], text)
+        if check or not outcome.changed:
+            return outcome
+        with explaining("write Podman's settings"):
+            for name, text in texts.items():
+                self._replace(name, text, 0o600 if settings.secret and name == dropins.CONTAINERS else 0o644)
+        done = self._run(["podman", "info", "--format", "{{.Host.OCIRuntime.Name}}"])
+        if done.returncode != 0:
+            with explaining("put Podman's settings back"):
+                for name, text in before.items():
+                    self._replace(name, text, 0o600 if "@" in text else 0o644)
+            reason = daemon_json.mask(" ".join(done.stderr.split()))
+            raise ToolkitError(
+                f"Podman does not work with the settings of container_engine: {reason.rstrip('.')}; its files are as"
+                " they were; see whether 'podman info' works on the host, then correct the settings.",
+                stderr=reason,
+            )
+        return outcome
+
+    def _replace(self, name: str, text: str, mode: int) -> None:
+        path = self._root / name
+        if text:
+            self._files.write(path, text, mode)
+        else:
+            self._files.remove(path)
+
+    # Docker
+
+    def docker(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
+        """Merge the settings into daemon.json, and let dockerd take them over where that is due."""
+        dropins.check_mirrors(settings.mirrors)
+        if settings.log_max_size:
+            dropins.size_bytes(settings.log_max_size)
+        path = self._root / DAEMON_JSON
+        text = self._files.read(path)
+        content = daemon_json.parse(text, f"/{DAEMON_JSON}")
+        ledger = daemon_json.parse_ledger(self._files.read(self._ledger))
+        hard, soft = daemon_json.wanted(settings, content, ledger, version)
+        merged, ledger_after = daemon_json.merge(content, hard, soft, ledger)
+        outcome = Outcome()
+        if content.get("default-runtime") == "nvidia":
+            outcome.warnings.append(
+                f"/{DAEMON_JSON} makes 'nvidia' the default runtime, through which every container then goes; GPUs are"
+                " given by CDI and do not need that, so take 'default-runtime' out when it suits you."
+            )
+        pending = self._files.read(self._root / PENDING)
+        due = daemon_json.consequence(content, merged)
+        if merged != content:
+            outcome.note(f"/{DAEMON_JSON}", text or "", daemon_json.render(merged))
+            self._validate(daemon_json.render(merged), version)
+        running = self._is_running()
+        if not running:
+            outcome.action = "start"
+        elif "restart" in (due, pending):
+            outcome.action = "restart"
+            outcome.containers = self._containers()
+        elif "reload" in (due, pending):
+            outcome.action = "reload"
+        outcome.changed = outcome.changed or outcome.action != "none"
+        if check:
+            return outcome
+        with explaining("write Docker's settings"):
+            if outcome.action != "none":
+                self._files.write(self._root / PENDING, outcome.action if running else "none")
+            # First, so that an interrupted run does not take its own values for somebody else's.
+            if ledger_after != ledger:
+                self._files.write(self._ledger, daemon_json.render_ledger(ledger_after), 0o600)
+            if merged != content:
+                self._files.write(path, daemon_json.render(merged), self._mode(path, settings))
+        if outcome.action != "none":
+            fault = self._take_over(outcome.action)
+            if fault:
+                with explaining("put Docker's settings back"):
+                    self._files.write(self._ledger, daemon_json.render_ledger(ledger), 0o600)
+                    self._replace(DAEMON_JSON, text or "", self._mode(path, settings))
+                    self._files.remove(self._root / PENDING)
+                raise ToolkitError(self._give_back(outcome.action, fault), stderr=fault)
+            with explaining("note that Docker took its settings over"):
+                self._files.remove(self._root / PENDING)
+        return outcome
+
+    def _validate(self, text: str, version: str | None) -> None:
+        dockerd = self._which("dockerd")
+        parsed = parse_version(version)
+        if dockerd is None or (parsed is not None and parsed < DOCKER_PROXIES):
+            return
+        folder = self._root / "run/socle"
+        trial = folder / "daemon.json"
+        with explaining("try Docker's settings"):
+            self._files.write(trial, text, 0o600)
+        try:
+            done = self._run([dockerd, "--validate", "--config-file", str(trial)])
+        finally:
+            self._files.remove(trial)
+        if done.returncode != 0:
+            reason = daemon_json.mask(" ".join(done.stderr.split())).replace(str(trial), f"/{DAEMON_JSON}")
+            raise ToolkitError(
+                f"Docker refuses the settings that were to go into /{DAEMON_JSON}: {reason.rstrip('.')}; correct the"
+                " variables of container_engine or the file. Nothing was changed.",
+                stderr=reason,
+            )
+
+    def _is_running(self) -> bool:
+        done = self._run(["systemctl", "show", "docker.service", "--property=ActiveState"])
+        return "ActiveState=active" in done.stdout
+
+    def _containers(self) -> int:
+        done = self._run(["docker", "ps", "--quiet"])
+        return len(done.stdout.split()) if done.returncode == 0 else 0
+
+    def _take_over(self, action: str) -> str | None:
+        """None where dockerd runs with the file, else the reason why not."""
+        done = self._run(["systemctl", action, "docker.service"], timeout_s=RESTART_S)
+        if done.returncode == 0:
+            return None
+        said = self._run(["journalctl", "--unit", "docker.service", "--no-pager", "--quiet", "-n", "20", "-o", "cat"])
+        return daemon_json.mask(_reason(said.stdout) or " ".join(done.stderr.split())).rstrip(".")
+
+    def _give_back(self, action: str, fault: str) -> str:
+        self._run(["systemctl", "reset-failed", "docker.service"])
+        back = self._run(["systemctl", "restart", "docker.service"], timeout_s=RESTART_S)
+        state = "runs again with the file as it was" if back.returncode == 0 else "does not start without them either"
+        return (
+            f"Docker did not {action} with the settings that went into /{DAEMON_JSON}: {fault}; they were taken out,"
+            f" and Docker {state}; see 'journalctl -u docker' on the host, correct the cause, and repeat the run."
+        )
+
+
+def _reason(journal: str) -> str:
+    lines = [line.strip() for line in journal.splitlines() if line.strip()]
+    # systemd's own lines say only that it failed.
+    own = [line for line in lines if "docker.service" not in line]
+    telling = [line for line in own if any(word in line.lower() for word in ("failed", "unable", "error", "invalid"))]
+    return (telling or own or lines or [""])[0]
