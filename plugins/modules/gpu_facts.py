@@ -42,6 +42,23 @@ options:
     description: The file that names the operating system.
     type: path
     default: /etc/os-release
+  host_class:
+    description:
+      - The class that the host is meant to be of. Without it, the variable C(host_class), else the inventory group with
+        the name of a class, else what the hardware says.
+      - A class that the hardware contradicts is no class, see RV(class_problem).
+      - Handled by the action plugin on the controller, as O(data_path) and O(require_class) are.
+    type: str
+  data_path:
+    description:
+      - Folders with the user's own C(profiles/host_classes/), searched before those of the collection.
+      - Without it, the variable C(socle_data_path), else C(site_data/) beside the folder that holds the inventories.
+    type: list
+    elements: path
+  require_class:
+    description: Whether to fail when the host is of no known class, instead of saying so in RV(class_problem).
+    type: bool
+    default: false
 seealso:
   - module: socle.inference.vllm_plan
 """
@@ -61,9 +78,48 @@ EXAMPLES = r"""
     proc_root: /srv/captured/proc
     root: /srv/captured
     os_release: /srv/captured/etc/os-release
+
+- name: Fail unless every GPU is of the class that the inventory names, or of a known one
+  socle.inference.gpu_facts:
+    require_class: true
 """
 
 RETURN = r"""
+host_class:
+  description: The class of the host; null when there is none, as RV(class_problem) then tells.
+  returned: always
+  type: dict
+  contains:
+    name:
+      description: Name of the class.
+      type: str
+      sample: a100_sxm4_80g
+    count:
+      description: GPUs of that class, 0 for a processor.
+      type: int
+      sample: 2
+    origin:
+      description: C(hardware), C(variable host_class), or C(group) and the name of the group.
+      type: str
+      sample: hardware
+    warnings:
+      description: What differs from the class, each with C(id), C(severity), C(message) and C(remedy).
+      type: list
+      elements: dict
+    class:
+      description:
+        - What the class says of such hosts, known before there is a driver - C(name), C(kind), C(family),
+          C(architecture), C(compute_capability), C(pci_ids), C(products), C(memory_mib), C(link), C(nvlink_expected),
+          C(nvswitch), C(fp8), C(fp4), C(peer_to_peer), C(power_default_w) and C(driver) with C(flavour) and
+          C(minimum).
+      type: dict
+class_problem:
+  description: Why no class could be found, and the way out; null when there is one.
+  returned: always
+  type: str
+  sample: >-
+    gpu-1 has 2 x 10de:beef (NVIDIA Z1), which no host class has; add site_data/profiles/host_classes/NAME.yml with
+    name, kind gpu and pci_ids.
 gpu_facts:
   description: What the host is. Every key is always there; what is not known is null.
   returned: always
@@ -454,6 +510,10 @@ def main() -> None:
             "proc_root": {"type": "path", "default": "/proc"},
             "root": {"type": "path", "default": "/"},
             "os_release": {"type": "path", "default": "/etc/os-release"},
+            # For the action plugin, which keeps them on the controller.
+            "host_class": {"type": "str"},
+            "data_path": {"type": "list", "elements": "path"},
+            "require_class": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
