@@ -115,14 +115,12 @@ def _devices(sys_root: Path) -> list[Path]:
 
 def _read_gpu(device: Path) -> dict[str, Any]:
     gpu = empty_gpu(device.name)
-    driver = device / "driver"
     node = read_text(device / "numa_node").strip()
     gpu.update(
         on_bus=True,
         pci_device_id=_pci_id(device, "vendor", "device"),
         pci_subsystem_id=_pci_id(device, "subsystem_vendor", "subsystem_device"),
-        # Debian's packaging calls the module nvidia-current, but the driver registers as nvidia everywhere.
-        bound_driver=driver.resolve().name if driver.exists() or driver.is_symlink() else None,
+        bound_driver=_bound(device / "driver"),
         numa_node=int(node) if node.isdigit() else None,
         bar1_mib=parse_bar1_mib(read_text(device / "resource")),
         pcie={
@@ -133,6 +131,14 @@ def _read_gpu(device: Path) -> dict[str, Any]:
         },
     )
     return gpu
+
+
+def _bound(link: Path) -> str | None:
+    """The driver behind *link*; Debian's packaging of NVIDIA's (nvidia-current) counts as nvidia."""
+    if not link.is_symlink():
+        return None
+    name = Path(str(link.readlink())).name
+    return "nvidia" if name.startswith(("nvidia-current", "nvidia_current")) else name
 
 
 def _pci_id(device: Path, vendor: str, name: str) -> str | None:
@@ -195,7 +201,7 @@ def read_acs_redirects(sys_root: Path, gpus: Iterable[Mapping[str, Any]]) -> lis
         domain, bus, _rest = str(gpu["pci_bus_id"]).split(":", 2)
         buses.setdefault(domain, set()).add(int(bus, 16))
     redirects, unread = [], False
-    for device in _devices(sys_root):
+    for device in _devices(sys_root) if buses else []:
         if not read_text(device / "class").startswith(BRIDGE_CLASS):
             continue
         try:

@@ -8,7 +8,6 @@ import csv
 import re
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape, unescape
 
 from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import TIMED_OUT, Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu.pci import empty_gpu, normalise_bus_id
@@ -116,11 +115,15 @@ def parse_xml(output: str) -> SmiReport:
 
 
 def _readable(document: str) -> str:
-    """*document* without characters that XML forbids, and with names of processes escaped."""
+    """*document* without characters that XML forbids, and with the names of processes escaped where they are not."""
     document = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "", document)
-    return re.sub(
-        r"(?<=<process_name>)(.*?)(?=</process_name>)", lambda match: escape(unescape(match.group(1))), document
-    )
+    return re.sub(r"(?<=<process_name>)(.*?)(?=</process_name>)", lambda match: _escape(match.group(1)), document)
+
+
+def _escape(text: str) -> str:
+    # xml.sax.saxutils would do, but it imports urllib and http, which costs 30 ms.
+    text = re.sub(r"&(?!(amp|lt|gt|quot|apos|#\w+);)", "&amp;", text)
+    return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _gpu(element: ElementTree.Element, position: int) -> tuple[dict[str, Any], str | None]:

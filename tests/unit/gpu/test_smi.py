@@ -120,7 +120,7 @@ def test_single_unknown_values_are_null_and_no_complaint() -> None:
 def test_processes_and_their_odd_names() -> None:
     xml = add_process(
         smi_xml(A100),
-        "<pid>4242</pid><type>C</type><process_name>python3 -c 'a<b & c' \x07</process_name>"
+        "<pid>4242</pid><type>C</type><process_name>python3 -c 'a<b & c &amp; d' \x07</process_name>"
         "<used_memory>1024 MiB</used_memory>",
     )
     report = smi.parse_xml(
@@ -128,7 +128,7 @@ def test_processes_and_their_odd_names() -> None:
     )
     assert report.error is None
     assert report.gpus[1]["processes"] == [
-        {"pid": 4242, "name": "python3 -c 'a<b & c'", "memory_mib": 1024},
+        {"pid": 4242, "name": "python3 -c 'a<b & c & d'", "memory_mib": 1024},
         {"pid": 7, "name": None, "memory_mib": None},
     ]
 
