@@ -264,6 +264,16 @@ def _source(name: str, version: str, ubuntu: bool) -> str | None:
     return "distribution" if name in _DEBIANS_OWN else None
 
 
+def installed_version(packages: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The newest version of user space among *packages*; of a driver that is whole there is one."""
+    versions = [
+        upstream(package["version"])
+        for name, package in packages.items()
+        if _USER_SPACE.fullmatch(name) and package["status"] not in ("not-installed", "config-files")
+    ]
+    return max(versions, key=version_key, default=None)
+
+
 def installed_driver(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]) -> Installed:
     """The driver among *packages* (of read_packages); raises DriverError for one that is mixed of two sources."""
     ours = {
@@ -272,10 +282,6 @@ def installed_driver(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, 
         if is_driver_package(name) and package["status"] not in ("not-installed", "config-files")
     }
     ubuntu = os.get("id") == "ubuntu"
-    versions = sorted(
-        {upstream(package["version"]) for name, package in ours.items() if _USER_SPACE.fullmatch(name)},
-        key=version_key,
-    )
     sources: dict[str, str] = {}
     for name, package in sorted(ours.items()):
         if _USER_SPACE.fullmatch(name) or _OPEN_MODULES.fullmatch(name) or _PROPRIETARY_MODULES.fullmatch(name):
@@ -291,7 +297,7 @@ def installed_driver(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, 
     flavours = {"open" for name in ours if _OPEN_MODULES.fullmatch(name)}
     flavours |= {"proprietary" for name in ours if _PROPRIETARY_MODULES.fullmatch(name)}
     return Installed(
-        version=versions[-1] if versions else None,
+        version=installed_version(packages),
         flavour=flavours.pop() if len(flavours) == 1 else None,
         source=next(iter(sources), None),
         broken=tuple(sorted(name for name, package in ours.items() if package["status"] in UNFINISHED)),
@@ -383,4 +389,6 @@ def keeps(settings: Settings, installed: Installed) -> bool:
         return False
     if settings.version:
         return installed.version == settings.version
+    if any(version_key(installed.version) < version_key(minimum) for minimum, _needed_by in _floors(settings)):
+        return False
     return branch_of(installed.version) == settings.branch and not settings.upgrade

@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is to be done to a Debian or Ubuntu host so that it has the wanted driver; changes nothing. Private to socle.inference.
+"""What is to be done to a Debian or Ubuntu host so that it has the wanted driver. Private to socle.inference.
 
-Commands are injected; files are read below a root.
+Nothing is changed here. Commands are injected; files are read below a root.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class Plan:
     remove: list[str] = field(default_factory=list)
     unhold: list[str] = field(default_factory=list)
     hold: list[str] = field(default_factory=list)
+    hold_also: list[str] = field(default_factory=list)
+    """Packages of others that are held with the driver, where they are installed."""
     headers: list[str] = field(default_factory=list)
     preference: str = ""
     """For apt during the transaction."""
@@ -167,6 +169,7 @@ class _Planner:
         self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
         self.wanted = names.deb_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
         result.repository = source_files(self.host.root, self.repository, self.os, settings.source, sources)
+        result.hold_also = list(self.wanted.hold_also)
         kept = self._kept()
         if kept is not None:
             result.version = kept
@@ -203,7 +206,6 @@ class _Planner:
         installed, wanted = self.installed, self.wanted
         if installed.version is None or installed.broken or not decide.keeps(self.settings, installed):
             return None
-        decide.check_version(self.settings, installed.version, "proprietary", self.release, self.signed)
         if installed.flavour != self.result.flavour:
             return None
         required = [*wanted.exact, *wanted.independent, *wanted.headers, *([wanted.pin] if wanted.pin else [])]
@@ -291,9 +293,9 @@ class _Planner:
         decide.check_version(settings, version, str(result.flavour), self.release, self.signed)
         if pin and wanted.pin not in offers:
             raise DriverError(
-                f"Cannot pin the driver: {where} has no {wanted.pin}; it is a mirror that lacks packages, or the pin"
-                f" was withdrawn; set gpu_driver_version to one of {', '.join(_pins(offers, self.host, url)) or 'none'}."
-                " Nothing was changed."
+                f"Cannot pin the driver: {where} has no {wanted.pin}; complete the mirror, or set gpu_driver_version to"
+                f" one that has a pin: {', '.join(_pins(offers, self.host, url)) or 'there is none'}. Nothing was"
+                " changed."
             )
         lacking = [name for name in wanted.exact if apt.at_version(offers, name, version) is None]
         if lacking:
@@ -354,7 +356,8 @@ class _Planner:
             return
         raise DriverError(
             f"Cannot build the module: the headers of the running kernel {self.kernel} are neither installed nor in the"
-            f" package sources ({name}); install the newest kernel and reboot, then repeat the run. Nothing was changed."
+            f" package sources ({name}); install the newest kernel and reboot, then repeat the run. Nothing was"
+            " changed."
         )
 
     def _simulate(self, where: str) -> None:
@@ -478,21 +481,15 @@ def _removal(
     )
     result = Plan(action="remove" if there else "none", source=settings.source)
     result.repository = source_files(host.root, None, os, settings.source, [])
-    versions = [
-        upstream(packages[name]["version"])
-        for name in there
-        if name.startswith(("libcuda1", "libnvidia-compute", "nvidia-driver-cuda"))
-    ]
-    result.installed_version = versions[0] if versions else None
+    result.installed_version = decide.installed_version(packages)
     if not there:
         result.changed_needed = bool(result.repository["files"])
         return result
     running = running_units(host, settings.services)
-    instances = [unit for unit in running_units(host, ()) if unit not in GPU_UNITS]
-    kept = sorted(
-        set(instances) - set(settings.services) - {name.removesuffix(".service") for name in settings.services}
-    )
-    kept = [unit for unit in kept if unit.removesuffix(".service") not in settings.services]
+    named = {name.partition(".service")[0] for name in settings.services}
+    kept = [
+        unit for unit in running_units(host, ()) if unit not in GPU_UNITS and unit.partition(".service")[0] not in named
+    ]
     users = [] if settings.services or kept else _foreign_users(facts["gpus"])
     if kept or users:
         raise DriverError(

@@ -105,9 +105,9 @@ def _debian_files(root: Path) -> dict[str, str]:
     return texts
 
 
-def source_text(repository: Repository, key_file: str) -> str:
+def source_text(url: str, key_file: str) -> str:
     """The deb822 source of NVIDIA's flat repository."""
-    return f"{HEADER}Types: deb\nURIs: {repository.url}\nSuites: ./\nSigned-By: {key_file}\n"
+    return f"{HEADER}Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {key_file}\n"
 
 
 def _has(root: Path, path: str, text: str) -> bool:
@@ -124,9 +124,9 @@ def source_files(
 ) -> dict[str, Any]:
     """What the package sources should be.
 
-    {"url", "key_urls", "source" (path), "key" (path without suffix), "components" (text of the Debian components or ""),
-    "missing": whether anything of it is not there, "files": our files that are there, "foreign": whether another file
-    names the same repository, which is then left as it is}.
+    {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text of
+    the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our files
+    that are there, "foreign": whether another file names the same repository, which is then left as it is}.
     """
     own = [OWN_SOURCE, COMPONENTS_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
@@ -145,7 +145,7 @@ def source_files(
         result.update(url=repository.url, key_urls=list(repository.key_urls))
         result["foreign"] = any(file != OWN_SOURCE for file in same)
         keys = [path for path in files if path.startswith(OWN_KEY)]
-        own_there = any(_has(root, OWN_SOURCE, source_text(repository, key)) for key in keys)
+        own_there = any(_has(root, OWN_SOURCE, source_text(repository.url, key)) for key in keys)
         result["missing"] = not result["foreign"] and not own_there
     if os.get("id") == "debian" and sources:
         result["components"] = missing_components(_debian_files(root), DEBIAN_COMPONENTS[source])

@@ -1,0 +1,41 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How the driver's modules run commands and keep temporary files. Private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._driver.apt import ENVIRONMENT
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import run_limited
+
+NVIDIA_SMI_S = 60.0
+"""A driver in trouble makes nvidia-smi hang for ever; a slow one on eight GPUs takes up to 20 s."""
+
+
+def host_of(module: Any) -> Host:
+    """The host that *module* (an AnsibleModule with the options root and proc_root) runs on."""
+
+    def run(argv: Sequence[str]) -> Optional[tuple[int, str, str]]:
+        path = module.get_bin_path(argv[0])
+        if path is None:
+            return None
+        if argv[0] == "nvidia-smi":
+            return run_limited([path, *argv[1:]], NVIDIA_SMI_S)
+        code, stdout, stderr = module.run_command([path, *argv[1:]], environ_update=ENVIRONMENT)
+        return code, stdout, stderr
+
+    root = Path(module.params["root"])
+
+    def preference_file(text: str) -> str:
+        # The option names one file, and what the host's own file says must go on to hold.
+        own = root / "etc/apt/preferences"
+        kept = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
+        path = Path(module.tmpdir) / "preferences"
+        path.write_text(f"{text}\n{kept}", encoding="utf-8")
+        return str(path)
+
+    return Host(run, root, Path(module.params["proc_root"]), preference_file)

@@ -1,0 +1,150 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Adds the driver's package sources and reads their index, or leaves them as they were. Private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._driver import apt
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import without_password
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
+    COMPONENTS_SOURCE,
+    source_text,
+)
+
+Fetch = Callable[[str], bytes]
+"""The content of an address; raises OSError."""
+
+MAX_AGE_S = 86_400
+"""Age of the distribution's index from which it is read again before packages are taken from it."""
+
+UPDATE = (
+    "apt-get",
+    "-q",
+    "-o",
+    # Else apt answers "success" when it could not reach a source.
+    "APT::Update::Error-Mode=any",
+    "-o",
+    "Acquire::Retries=2",
+    "-o",
+    "Acquire::http::Timeout=30",
+    "-o",
+    "Acquire::https::Timeout=30",
+    "-o",
+    "DPkg::Lock::Timeout=300",
+)
+
+
+class Sources:
+    """The package sources of one host, as `repository.source_files` describes them."""
+
+    def __init__(self, run: Run, root: Path, fetch: Fetch, wanted: Mapping[str, Any], now: Callable[[], float]) -> None:
+        self.run, self.root, self.fetch, self.wanted, self.now = run, root, fetch, wanted, now
+        self.former: dict[Path, bytes | None] = {}
+
+    def texts(self, key: bytes | None) -> dict[str, bytes | None]:
+        """Path -> content that the files of ours should have; None for one that goes."""
+        wanted = self.wanted
+        files: dict[str, bytes | None] = {}
+        if wanted["url"] and not wanted["foreign"] and key is not None:
+            suffix, other = (".asc", ".gpg") if key.lstrip().startswith(b"-----BEGIN") else (".gpg", ".asc")
+            files[wanted["key"] + suffix] = key
+            files[wanted["key"] + other] = None
+            files[wanted["source"]] = source_text(wanted["url"], wanted["key"] + suffix).encode()
+        if wanted["components"]:
+            files[COMPONENTS_SOURCE] = wanted["components"].encode()
+        return files
+
+    def add(self, key: str) -> list[str]:
+        """Write what is missing; *key* is ASCII armour, an address, or "" for the repository's own. Paths written."""
+        found = self._key(key) if self.wanted["url"] and not self.wanted["foreign"] else None
+        written = []
+        for path, content in self.texts(found).items():
+            place = self.root / path.lstrip("/")
+            before = place.read_bytes() if place.is_file() else None
+            if before == content:
+                continue
+            self.former.setdefault(place, before)
+            _put(place, content)
+            written.append(path)
+        return written
+
+    def restore(self) -> None:
+        """Put the files back as they were before `add`."""
+        for place, content in self.former.items():
+            _put(place, content)
+
+    def remove(self) -> list[str]:
+        """Remove the files of ours; their paths."""
+        for path in self.wanted["files"]:
+            _put(self.root / path.lstrip("/"), None)
+        return list(self.wanted["files"])
+
+    def _key(self, given: str) -> bytes:
+        if given.lstrip().startswith("-----BEGIN"):
+            return given.strip().encode() + b"\n"
+        reasons = []
+        for url in [given] if given else self.wanted["key_urls"]:
+            try:
+                content = self.fetch(url)
+            except OSError as error:
+                reasons.append(f"{without_password(url)}: {' '.join(str(error).split())[:160]}")
+                continue
+            if content.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY") or content[:1] in (b"\x98", b"\x99", b"\xc6"):
+                return content
+            reasons.append(f"{without_password(url)}: what answered is no OpenPGP key")
+        raise DriverError(
+            f"Cannot get the signing key of NVIDIA's repository: {'; '.join(reasons)}; correct"
+            " gpu_driver_repository_url or the host's proxy, or give the key as gpu_driver_repository_key."
+            " Nothing was changed."
+        )
+
+    def refresh(self, files: Sequence[str]) -> list[str]:
+        """Read the index of *files* only; of all sources where those of the distribution are missing or old.
+
+        Returns warnings about other sources.
+        """
+        warnings = []
+        if self._index_age_s() > MAX_AGE_S:
+            answer = self.run([*UPDATE, "update"])
+            if answer is not None and answer[0] == 0:
+                return []
+            why = apt.reason(answer[1], answer[2]) if answer else "apt-get is not installed"
+            warnings.append(f"a package source could not be read ({why}); its packages may be out of date.")
+        for file in files:
+            limited = ["-o", f"Dir::Etc::sourcelist={file}", "-o", "Dir::Etc::sourceparts=-"]
+            answer = self.run([*UPDATE, *limited, "-o", "APT::Get::List-Cleanup=0", "update"])
+            if answer is None or answer[0] != 0:
+                why = apt.reason(answer[1], answer[2]) if answer else "apt-get is not installed"
+                shown = self.wanted["display"] if file != COMPONENTS_SOURCE else "of the distribution"
+                raise DriverError(
+                    f"Cannot read the package repository {shown} ({file}): {why.rstrip('.')}; see whether this host"
+                    " reaches it (proxy, mirror, gpu_driver_repository_url), then repeat the run. Nothing was changed."
+                )
+        return warnings
+
+    def _index_age_s(self) -> float:
+        lists = self.root / "var/lib/apt/lists"
+        ours = str(self.wanted["url"] or "-").partition("://")[2].replace("/", "_").strip("_")
+        times = [
+            path.stat().st_mtime
+            for path in (lists.glob("*Packages*") if lists.is_dir() else [])
+            if not (ours and path.name.startswith(ours))
+        ]
+        return self.now() - max(times) if times else float("inf")
+
+
+def _put(path: Path, content: bytes | None) -> None:
+    if content is None:
+        if path.is_file():
+            path.unlink()
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_bytes(content)
+    staged.chmod(0o644)
+    staged.replace(path)
