@@ -79,7 +79,7 @@ packages:
   returned: success
   type: dict
 repository:
-  description: Source to add first, as options of M(socle.inference.apt_source); null for none.
+  description: Source to add first, with options of M(socle.inference.apt_source); null for none.
   returned: success
   type: dict
 """

@@ -130,8 +130,6 @@ def docker_repository(request: Request, replaces: Sequence[str]) -> dict[str, An
         "components": "stable",
         "key_url": f"{base}/gpg",
         "replaces": list(replaces),
-        "expect": dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, ""),
-        "variable": "container_engine_docker_repository_url",
     }
 
 

@@ -1,0 +1,97 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which packages and sources role gpu_container_toolkit brings to a host. Private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import upstream_version
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import family, replaced_sources
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import check_toolkit_version
+
+PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+"""All four, since each needs the others in its own version, and one left behind broke containers in 1.17.7."""
+
+SOURCE_KINDS = ("nvidia-toolkit", "nvidia-docker-old")
+
+FILES = {
+    "debian": "/etc/apt/sources.list.d/nvidia-container-toolkit.sources",
+    "redhat": "/etc/yum.repos.d/nvidia-container-toolkit.repo",
+}
+
+
+def repository(kind: str, url: str) -> dict[str, Any]:
+    """The repository: name, address and key, by the names of module apt_source or of yum_repository."""
+    base = url.rstrip("/")
+    if kind == "redhat":
+        return {
+            "name": "nvidia-container-toolkit",
+            "baseurl": f"{base}/stable/rpm/$basearch",
+            "gpgkey": f"{base}/gpgkey",
+        }
+    return {
+        "name": "nvidia-container-toolkit",
+        "uri": f"{base}/stable/deb/$(ARCH)",
+        "key_url": f"{base}/gpgkey",
+    }
+
+
+def plan(
+    packages: Mapping[str, Mapping[str, Any]],
+    os: Mapping[str, Any],
+    version: str,
+    url: str,
+    *,
+    downgrade: bool = False,
+    remove: bool = False,
+    root: Path = Path("/"),
+) -> dict[str, Any]:
+    """What is to be installed: {"family", "packages", "due", "replaces", "repository"}.
+
+    *packages* is the answer of ``read_packages``. *due* says whether a package is missing, or has another version
+    or no hold. Raises ToolkitError for versions that must not be installed, and where one would become older.
+    """
+    kind = family(os)
+    exact = f"{version}-1"
+    if remove:
+        return {
+            "family": kind,
+            "packages": dict.fromkeys(PACKAGES, ""),
+            "due": any(name in packages for name in PACKAGES),
+            "replaces": [],
+            "repository": repository(kind, url),
+        }
+    wanted = check_toolkit_version(version)
+    there = {name: packages[name] for name in PACKAGES if packages.get(name, {}).get("status") == "installed"}
+    newer = sorted(
+        (name, upstream_version(str(package["version"])))
+        for name, package in there.items()
+        if (parse_version(upstream_version(str(package["version"]))) or wanted) > wanted
+    )
+    if newer and not downgrade:
+        name, found = newer[0]
+        raise ToolkitError(
+            f"Will not replace {name} {found} by the older {version}: set gpu_container_toolkit_version to {found} to"
+            " keep it, or gpu_container_toolkit_downgrade to true to go back. Nothing was changed."
+        )
+    settled = len(there) == len(PACKAGES) and all(
+        str(package["version"]).rpartition(":")[2] == exact and package["held"] for package in there.values()
+    )
+    replaces = replaced_sources(root, SOURCE_KINDS, FILES[kind], "NVIDIA's container toolkit")
+    return {
+        "family": kind,
+        "packages": dict.fromkeys(PACKAGES, exact),
+        "due": not settled or bool(replaces),
+        "replaces": replaces,
+        "repository": repository(kind, url),
+    }

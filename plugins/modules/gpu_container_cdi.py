@@ -1,0 +1,127 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keeps the description of the GPUs for containers current."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_container_cdi
+short_description: Keeps the description of the GPUs for containers (CDI) current
+version_added: 0.1.0
+description:
+  - Enables C(nvidia-cdi-refresh.path) and C(nvidia-cdi-refresh.service), which alone write the description.
+  - Sets the flag C(no-additional-gids-for-device-nodes) in C(/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env)
+    exactly where the engine would otherwise reject the description (Podman before 5.1, Docker before 26.1, with a
+    toolkit from 1.19 on). Other lines and flags of the file stay.
+  - Removes what earlier set-ups left, C(/etc/cdi/nvidia.yaml) and Podman's C(oci-nvidia-hook.json).
+  - Has the description written again where it is missing, was written for another driver, or lacks a GPU or control
+    node; then every GPU must be in exactly one description that the engine can read, by index and by UUID.
+  - Never reloads systemd, restarts no engine and touches no container.
+author:
+  - The socle authors (@socle-inference)
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+options:
+  engine:
+    description: The container engine in use; needed for O(state=present).
+    type: str
+    choices: [podman, docker]
+  engine_version:
+    description: Version of the engine where it is not installed yet, as in check mode.
+    type: str
+  toolkit_version:
+    description: Version of the toolkit; needed for O(state=present).
+    type: str
+  sys_root:
+    description: Where sysfs is mounted.
+    type: path
+    default: /sys
+  state:
+    description: Whether the GPUs shall be described. V(absent) turns the units off and removes what they wrote.
+    type: str
+    choices: [present, absent]
+    default: present
+seealso:
+  - module: socle.inference.gpu_container_check
+"""
+
+EXAMPLES = r"""
+- name: Describe the GPUs for Podman
+  socle.inference.gpu_container_cdi:
+    engine: podman
+    toolkit_version: 1.20.0
+"""
+
+RETURN = r"""
+actions:
+  description: What was done, or in check mode would be, as words.
+  returned: success
+  type: list
+  elements: str
+specs:
+  description: Paths of the files that describe GPUs.
+  returned: success
+  type: list
+  elements: str
+devices:
+  description: Names of the devices that they describe.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh import CdiRefresh
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "engine": {"type": "str", "choices": ["podman", "docker"]},
+            "engine_version": {"type": "str"},
+            "toolkit_version": {"type": "str"},
+            "sys_root": {"type": "path", "default": "/sys"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        required_if=[("state", "present", ("engine", "toolkit_version"))],
+        supports_check_mode=True,
+    )
+    params = module.params
+    refresh = CdiRefresh(run, Files(), sys_root=Path(params["sys_root"]))
+    try:
+        if params["state"] == "absent":
+            outcome = refresh.absent(check=module.check_mode)
+        else:
+            version = engine_version(run, params["engine"]) or params["engine_version"] or ""
+            outcome = refresh.present(params["engine"], version, params["toolkit_version"], check=module.check_mode)
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    for warning in outcome.warnings:
+        module.warn(warning)
+    result = {
+        "changed": outcome.changed,
+        "actions": outcome.actions,
+        "specs": outcome.specs,
+        "devices": outcome.devices,
+    }
+    if module._diff:
+        result["diff"] = [
+            {"before_header": path, "after_header": path, "before": before, "after": after}
+            for path, before, after in outcome.diffs
+        ] + [{"prepared": "".join(f"{action}\n" for action in outcome.actions)}]
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

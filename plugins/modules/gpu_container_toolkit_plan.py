@@ -1,0 +1,129 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decides which packages of NVIDIA's container toolkit a host gets."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_container_toolkit_plan
+short_description: Decides which packages of NVIDIA's container toolkit a host gets
+version_added: 0.1.0
+description:
+  - Names the four packages at one version, the repository, and the sources that must go since they define it again.
+  - Refuses 1.19.0 (its refresh unit makes an ordering cycle), 1.17.7 (containers lose libraries) and everything before
+    1.18 (no refresh unit), and a version that is older than the installed one.
+  - Changes nothing and downloads nothing.
+author:
+  - The socle authors (@socle-inference)
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+options:
+  version:
+    description: Version of all four packages.
+    type: str
+    required: true
+  repository_url:
+    description: Base address of the repository, or of a mirror of it.
+    type: str
+    default: https://nvidia.github.io/libnvidia-container
+  downgrade:
+    description: Whether an installed newer version may be replaced.
+    type: bool
+    default: false
+  state:
+    description: Whether the packages shall be there; V(absent) refuses no version.
+    type: str
+    choices: [present, absent]
+    default: present
+  facts:
+    description: The facts of the host, RV(socle.inference.gpu_facts#module:gpu_facts).
+    type: dict
+    required: true
+seealso:
+  - module: socle.inference.gpu_container_cdi
+  - module: socle.inference.gpu_container_check
+"""
+
+EXAMPLES = r"""
+- name: Choose the packages of the GPU container toolkit
+  socle.inference.gpu_container_toolkit_plan:
+    version: 1.20.0
+    facts: "{{ socle_facts.gpu_facts }}"
+  register: plan
+"""
+
+RETURN = r"""
+family:
+  description: Kind of package manager, V(debian) or V(redhat).
+  returned: success
+  type: str
+packages:
+  description: Version by package, with the packaging's revision.
+  returned: success
+  type: dict
+due:
+  description: Whether a package is missing, or has another version or no hold, or a source must go.
+  returned: success
+  type: bool
+replaces:
+  description: Files that define the repository elsewhere.
+  returned: success
+  type: list
+  elements: str
+repository:
+  description: Name, address and key of the repository.
+  returned: success
+  type: dict
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.toolkit_plan import plan
+
+
+def ask(argv):
+    try:
+        done = run(argv)
+    except EngineError:
+        return None
+    return done.returncode, done.stdout, done.stderr
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "version": {"type": "str", "required": True},
+            "repository_url": {"type": "str", "default": "https://nvidia.github.io/libnvidia-container"},
+            "downgrade": {"type": "bool", "default": False},
+            "facts": {"type": "dict", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        result = plan(
+            read_packages(ask, Path("/")),
+            params["facts"].get("os") or {},
+            params["version"],
+            params["repository_url"],
+            downgrade=params["downgrade"],
+            remove=params["state"] == "absent",
+        )
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
