@@ -1,0 +1,106 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All checks of a host, what they find, and how findings are shown. Private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._stack import (
+    checks_containers,
+    checks_driver,
+    checks_hardware,
+)
+from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
+
+CHECKS: tuple[Check, ...] = tuple(
+    sorted((*checks_hardware.CHECKS, *checks_driver.CHECKS, *checks_containers.CHECKS), key=lambda check: check.id)
+)
+"""By id. An id is never used again for something else."""
+
+PREVENTED = {
+    "SOC-H23": (
+        "The vendor's repository is broken or out of reach",
+        "Not seen before it is asked. Role gpu_driver names address, package and what the repository has; nothing is"
+        " installed then. gpu_driver_repository_url takes a mirror.",
+    ),
+    "SOC-H32": (
+        "The engine dies with status 0 and stays down",
+        "Units of role vllm_service have Restart=always.",
+    ),
+    "SOC-H34": (
+        "A container cannot be restarted, its first process is a zombie",
+        "Units of role vllm_service run an init in the container (RunInit=true, --init).",
+    ),
+    "SOC-H35": (
+        "systemd kills the unit after 90 s while the model loads",
+        "Units of role vllm_service have TimeoutStartSec=1800, or start_timeout_s of the serving profile.",
+    ),
+    "SOC-H37": (
+        "Podman's health stays 'starting' for want of systemd timers",
+        "Readiness is asked from outside as well (module vllm_ready), which does not need them.",
+    ),
+    "SOC-H39": (
+        "Lines removed from a unit survive 'podman quadlet install --replace' (CVE-2026-19730)",
+        "Unit files are written whole and renamed into place; that command is never used.",
+    ),
+    "SOC-H40": (
+        "'name already in use' after a crash or a power loss",
+        "Quadlet runs podman with --replace; Docker units remove a left-over container before they start.",
+    ),
+}
+"""id -> (failure, what prevents or names it): known failures that cannot be seen beforehand."""
+
+
+def stages_of(stage: str) -> tuple[str, ...]:
+    """The stages that an option value stands for."""
+    return BOTH if stage == "all" else (stage,)
+
+
+def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = ()) -> list[Check]:
+    """Checks of a stage ("before", "after", "all") that are not ignored; without a GPU only those that need none."""
+    wanted = set(stages_of(stage))
+    return [
+        check
+        for check in CHECKS
+        if wanted & set(check.stages) and check.id not in ignore and (with_gpu or not check.needs_gpu)
+    ]
+
+
+def find(
+    checks: Sequence[Check], facts: Mapping[str, Any], stack: Mapping[str, Any], intent: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Findings, errors first: [{"id", "severity", "title", "message", "remedy", "evidence"}]."""
+    findings = []
+    for check in checks:
+        evidence = check.detect(facts, stack, intent)
+        if evidence is None:
+            continue
+        message, remedy = say(check.sentence, evidence), say(check.remedy, evidence)
+        findings.append(
+            {
+                "id": check.id,
+                "severity": check.severity,
+                "title": check.title,
+                # Sentences begin with what was found, which may be lower case ("the GPU at ...").
+                "message": message[:1].upper() + message[1:] if message.startswith("the ") else message,
+                "remedy": remedy,
+                "evidence": evidence,
+            }
+        )
+    return sorted(findings, key=lambda finding: (finding["severity"] != ERROR, finding["id"]))
+
+
+def failure_message(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    """One line for each error, or None without errors."""
+    lines = [f"{one['id']}: {one['message']} {one['remedy']}" for one in findings if one["severity"] == ERROR]
+    return "\n".join(lines) or None
+
+
+def host_findings_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Findings as lines for a terminal: id, severity and title, then sentence and remedy indented."""
+    lines = []
+    for one in findings:
+        lines += [f"{one['id']}  {one['severity']:<7}  {one['title']}", f"  {one['message']}", f"  {one['remedy']}"]
+    return lines

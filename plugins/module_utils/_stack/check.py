@@ -1,0 +1,155 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a check of a host is, and the questions that several checks ask. Private to socle.inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OPEN_ONLY, PROPRIETARY_ONLY
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import branch_of, version_key
+
+BEFORE = "before"
+AFTER = "after"
+BOTH = (BEFORE, AFTER)
+ERROR = "error"
+WARNING = "warning"
+
+Tree = Mapping[str, Any]
+Evidence = Optional[dict[str, Any]]
+Detect = Callable[[Tree, Tree, Tree], Evidence]
+"""(facts of gpu_facts, stack of `gather_stack`, intent) -> what was found, or None. Keys may be missing anywhere."""
+
+NEWEST = 9999
+"""Stands for the patch level of a branch whose newest driver is to be installed."""
+
+OLDEST_SUPPORTED_ID = 0x1E00
+FIRST_BLACKWELL_ID = 0x2900
+"""PCI device ids of Turing begin at 1e00 and of Blackwell at 2900 (NVIDIA open-gpu-kernel-modules, table of GPUs)."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that can be wrong with a host."""
+
+    id: str
+    title: str
+    severity: str
+    stages: tuple[str, ...]
+    detection: str
+    """In words, for the documentation."""
+    sentence: str
+    """What was found and what is expected; {names} are keys of the evidence."""
+    remedy: str
+    detect: Detect
+    needs_gpu: bool = True
+
+
+def say(template: str, evidence: Mapping[str, Any]) -> str:
+    """A template with the evidence filled in; lists are joined."""
+    words = {
+        key: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        for key, value in evidence.items()
+    }
+    return template.format_map(words)
+
+
+def tree(data: Tree, *keys: str) -> Tree:
+    """A nested mapping, {} where it is missing or null."""
+    for key in keys:
+        data = data.get(key) or {}
+    return data
+
+
+def gpus(facts: Tree) -> list[Tree]:
+    return facts.get("gpus") or []
+
+
+def label(gpu: Tree) -> str:
+    """How a message names a GPU: "GPU 0 (NVIDIA H200, 0000:00:06.0)"."""
+    name = gpu.get("product") or gpu.get("pci_device_id")
+    if gpu.get("index") is None:
+        return f"the GPU at {gpu.get('pci_bus_id')} ({name})"
+    return f"GPU {gpu['index']} ({name}, {gpu.get('pci_bus_id')})"
+
+
+def those(concerned: Iterable[Tree], **more: Any) -> Evidence:
+    """Evidence that names GPUs and the first one's address for commands; None for no GPU."""
+    listed = list(concerned)
+    if not listed:
+        return None
+    return {"gpus": [label(gpu) for gpu in listed], "bus_id": listed[0].get("pci_bus_id"), **more}
+
+
+def device_id(gpu: Tree) -> int | None:
+    """0x20b2 of "10de:20b2"."""
+    text = str(gpu.get("pci_device_id") or "").rpartition(":")[2]
+    try:
+        return int(text, 16)
+    except ValueError:
+        return None
+
+
+def needs_open(gpu: Tree) -> bool:
+    """Blackwell or newer, which only the open modules drive; known before the driver by the id."""
+    number = device_id(gpu)
+    return gpu.get("architecture") in OPEN_ONLY or (number is not None and number >= FIRST_BLACKWELL_ID)
+
+
+def is_too_old(gpu: Tree) -> bool:
+    """Volta or older."""
+    number = device_id(gpu)
+    return gpu.get("architecture") in PROPRIETARY_ONLY or (number is not None and number < OLDEST_SUPPORTED_ID)
+
+
+def is_consumer(gpu: Tree) -> bool:
+    """GeForce and RTX cards, for which CUDA has no forward compatibility."""
+    product = str(gpu.get("product") or "")
+    return any(word in product for word in ("GeForce", "RTX", "Quadro", "TITAN"))
+
+
+def driver_to_be(facts: Tree, intent: Tree) -> tuple[str, tuple[int, ...]] | None:
+    """(its version in words, its sort key) of the driver that this host has after provisioning; None if unknown.
+
+    An exact version is taken as asked for; of a branch, an installed driver stays, and else the newest comes.
+    """
+    loaded, branch = tree(facts, "driver").get("version"), intent.get("driver_branch")
+    if intent.get("driver_version"):
+        return str(intent["driver_version"]), version_key(str(intent["driver_version"]))
+    if loaded and (not branch or branch_of(loaded) == str(branch)):
+        return str(loaded), version_key(loaded)
+    if branch:
+        return f"{branch} (the newest of the branch)", (*version_key(str(branch)), NEWEST, NEWEST)
+    return None
+
+
+def flavour_to_be(facts: Tree, intent: Tree) -> str:
+    """ "open" or "proprietary": as asked for, else as it is, else what fits the GPUs."""
+    driver = tree(facts, "driver")
+    asked = intent.get("driver_flavour")
+    if asked in ("open", "proprietary"):
+        return str(asked)
+    if asked is None and (driver.get("flavour") or driver.get("disk_flavour")):
+        return str(driver.get("flavour") or driver.get("disk_flavour"))
+    return "proprietary" if any(is_too_old(gpu) for gpu in gpus(facts)) else "open"
+
+
+def engine_of(facts: Tree, intent: Tree) -> str | None:
+    """The container engine that runs the instances."""
+    asked = intent.get("engine")
+    return str(asked) if asked in ("podman", "docker") else tree(facts, "engine").get("name")
+
+
+def engine_version(facts: Tree, engine: str) -> tuple[int, ...] | None:
+    """Its sort key, None when it is not installed."""
+    version = tree(facts, "engines").get(engine)
+    if version is None and tree(facts, "engine").get("name") == engine:
+        version = tree(facts, "engine").get("version")
+    return version_key(str(version)) if version else None
+
+
+def has_nvswitch(facts: Tree) -> bool:
+    """NVSwitches on the bus, or the management of NVLink 5, which has none there."""
+    return bool(facts.get("nvswitches") or facts.get("nvlink5"))

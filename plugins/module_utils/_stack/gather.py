@@ -1,0 +1,236 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads what GPU software a host has, from files and a few commands, all injected. Private to socle.inference."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import kernel_release
+from ansible_collections.socle.inference.plugins.module_utils._stack import parse
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
+    Run,
+    foreign_installs,
+    read_packages,
+    read_sources,
+)
+
+SCHEMA = "socle.host_stack/1"
+
+UNITS = (
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-cdi-refresh.service",
+    "nvidia-cdi-refresh.path",
+    "docker.service",
+    "unattended-upgrades.service",
+)
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "UnitFileState",
+    "ActiveState",
+    "Result",
+    "ConditionResult",
+    "After",
+    "ActiveEnterTimestampMonotonic",
+)
+CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
+CDI_REFRESH_ENVIRONMENT = "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+OCI_HOOKS = (
+    "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+    "etc/containers/oci/hooks.d/oci-nvidia-hook.json",
+)
+MODULES = (
+    "nvidia",
+    "nvidia_current",
+    "nvidia_current_open",
+    "nvidia_uvm",
+    "nouveau",
+    "ib_umad",
+    "mlx5_core",
+    "mlx5_ib",
+)
+"""Kernel modules whose presence the checks ask for."""
+SIGNING_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
+"""Where DKMS of Ubuntu and of Debian keeps the key that it signs modules with."""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _output(run: Run, *argv: str) -> str:
+    """Both streams of a command; "" where it is missing."""
+    answer = run(list(argv))
+    return f"{answer[1]}\n{answer[2]}" if answer else ""
+
+
+def _dkms(run: Run, root: Path) -> list[dict[str, Any]]:
+    answer = run(["dkms", "status"])
+    modules = [found for found in parse.parse_dkms(answer[1] if answer else "") if "nvidia" in found["module"]]
+    for module in modules:
+        module["error"] = None
+        if module["state"] != "installed":
+            log = root / "var/lib/dkms" / module["module"] / module["version"] / "build/make.log"
+            module["error"] = parse.first_error(_read(log).splitlines())
+    return modules
+
+
+def _units(run: Run) -> dict[str, dict[str, Any]]:
+    answer = run(["systemctl", "show", f"--property={','.join(PROPERTIES)}", *UNITS])
+    shown = parse.parse_units(answer[1] if answer else "")
+    units = {}
+    for name in UNITS:
+        properties = shown.get(name, {})
+        entered = properties.get("ActiveEnterTimestampMonotonic", "")
+        units[name] = {
+            "present": properties.get("LoadState", "not-found") not in ("not-found", ""),
+            "enabled": properties.get("UnitFileState") or None,
+            "active": properties.get("ActiveState") or None,
+            "result": properties.get("Result") or None,
+            "condition": properties.get("ConditionResult") != "no",
+            "after": properties.get("After", "").split(),
+            "active_since_us": int(entered) if entered.isdigit() and int(entered) > 0 else None,
+        }
+    return units
+
+
+def _cdi_specs(root: Path) -> list[dict[str, Any]]:
+    specs = []
+    for folder in CDI_FOLDERS:
+        for path in sorted((root / folder).glob("*")):
+            if path.suffix not in (".yaml", ".yml", ".json"):
+                continue
+            spec = parse.parse_cdi_spec(_read(path))
+            if spec["kind"] and not spec["kind"].startswith("nvidia.com/"):
+                continue
+            if not spec["kind"] and "nvidia" not in path.name:
+                continue
+            mode = f"{stat.S_IMODE(path.stat().st_mode):04o}"
+            specs.append({"path": f"/{folder}/{path.name}", "mode": mode, **spec})
+    return specs
+
+
+def _docker(root: Path, proc_root: Path, units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    path = root / "etc/docker/daemon.json"
+    daemon, complaint = parse.parse_json_object(_read(path))
+    started = units.get("docker.service", {}).get("active_since_us")
+    boot = [line.split()[1] for line in _read(proc_root / "stat").splitlines() if line.startswith("btime ")]
+    changed_since_start = False
+    if path.is_file() and started and boot:
+        # A second of margin: the kernel gives its time of boot in whole seconds.
+        changed_since_start = path.stat().st_mtime > int(boot[0]) + started / 1e6 + 1
+    return {"daemon": daemon, "error": complaint, "changed_since_start": changed_since_start}
+
+
+def _cdi_dirs(root: Path) -> list[str] | None:
+    paths = [root / "usr/share/containers/containers.conf", root / "etc/containers/containers.conf"]
+    paths += sorted((root / "etc/containers/containers.conf.d").glob("*.conf"))
+    return parse.parse_cdi_dirs(_read(path) for path in paths)
+
+
+def _device_nodes(root: Path) -> list[dict[str, str]]:
+    nodes = []
+    for path in sorted((root / "dev").glob("nvidia*")):
+        if not path.is_dir():
+            nodes.append({"path": f"/dev/{path.name}", "mode": f"{stat.S_IMODE(path.stat().st_mode):04o}"})
+    return nodes
+
+
+def _modules_load(root: Path) -> list[str]:
+    paths = [root / "etc/modules"]
+    for folder in ("etc", "usr/lib", "run"):
+        paths += sorted((root / folder / "modules-load.d").glob("*.conf"))
+    lines = (line.strip() for path in paths for line in _read(path).splitlines())
+    return sorted({line.replace("-", "_") for line in lines if line and line[0] not in "#;"})
+
+
+def _signing_key(run: Run, root: Path, secure_boot: bool | None) -> dict[str, Any]:
+    """The key that DKMS signs with and whether the firmware knows it; asked only where Secure Boot is on."""
+    if not secure_boot:
+        return {"path": None, "enrolled": None}
+    path = next((name for name in SIGNING_KEYS if (root / name).is_file()), None)
+    if path is None:
+        return {"path": None, "enrolled": False}
+    # mokutil's return code is 1 for a key that is enrolled.
+    return {"path": f"/{path}", "enrolled": "already enrolled" in _output(run, "mokutil", "--test-key", f"/{path}")}
+
+
+def _unattended(root: Path) -> dict[str, Any]:
+    return parse.parse_unattended(_read(path) for path in sorted((root / "etc/apt/apt.conf.d").glob("*")))
+
+
+def _selinux(sys_root: Path) -> dict[str, Any]:
+    enforce = _read(sys_root / "fs/selinux/enforce").strip()
+    boolean = _read(sys_root / "fs/selinux/booleans/container_use_devices").split()
+    return {
+        "mode": {"1": "enforcing", "0": "permissive"}.get(enforce),
+        "container_use_devices": boolean[0] == "1" if boolean else None,
+    }
+
+
+def _reboot(root: Path) -> dict[str, Any]:
+    for folder in ("run", "var/run"):
+        if (root / folder / "reboot-required").exists():
+            return {"required": True, "packages": _read(root / folder / "reboot-required.pkgs").split()}
+    return {"required": False, "packages": []}
+
+
+def _gpu_processes(run: Run, proc_root: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Processes with GPU memory: [{"pid", "name", "memory_mib", "gpu", "owner"}]; owner is a unit or container."""
+    found = []
+    for gpu in facts.get("gpus") or []:
+        for process in gpu.get("processes") or []:
+            owner = parse.cgroup_owner(_read(proc_root / str(process["pid"]) / "cgroup"))
+            found.append({**process, "gpu": gpu.get("pci_bus_id"), "owner": owner})
+    docker = {str(process["owner"]) for process in found if str(process["owner"]).startswith("docker-")}
+    if docker:
+        answer = run(["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"])
+        names = dict(line.split(None, 1) for line in (answer[1] if answer else "").splitlines() if " " in line)
+        for process in found:
+            identity = str(process["owner"])[len("docker-") : -len(".scope")]
+            process["owner"] = names.get(identity, process["owner"])
+    return found
+
+
+def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What software a host has, beside *facts* (of gpu_facts): schema "socle.host_stack/1".
+
+    Without an NVIDIA GPU only files are read and no command runs; the keys are the same, empty.
+    """
+    with_gpu = bool(facts.get("gpus"))
+    packages = read_packages(run, root) if with_gpu else {}
+    units = _units(run) if with_gpu else {}
+    return {
+        "schema": SCHEMA,
+        "packages": packages,
+        "sources": read_sources(root),
+        "foreign": foreign_installs(run, root, packages) if with_gpu else [],
+        "dkms": _dkms(run, root) if with_gpu else [],
+        "units": units,
+        "cdi": {
+            "specs": _cdi_specs(root) if with_gpu else [],
+            "environment": parse.parse_environment(_read(root / CDI_REFRESH_ENVIRONMENT)),
+            "spec_dirs": _cdi_dirs(root),
+        },
+        "oci_hooks": [f"/{name}" for name in OCI_HOOKS if (root / name).exists()],
+        "docker": _docker(root, proc_root, units),
+        "nvidia_runtime": parse.parse_runtime_config(_read(root / "etc/nvidia-container-runtime/config.toml")),
+        "device_nodes": _device_nodes(root),
+        "modules": [name for name in MODULES if (sys_root / "module" / name).is_dir()],
+        "modules_load": _modules_load(root) if with_gpu else [],
+        "signing_key": _signing_key(run, root, with_gpu and facts.get("secure_boot")),
+        "unattended": _unattended(root) if with_gpu else {"enabled": False, "blacklist": []},
+        "selinux": _selinux(sys_root),
+        "reboot": _reboot(root),
+        "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), _read(proc_root / "version"))),
+        "shm_mib": parse.parse_shm_mib(_read(proc_root / "mounts"), facts.get("memory_mib")),
+        "gpu_processes": _gpu_processes(run, proc_root, facts),
+    }
