@@ -92,9 +92,9 @@ EXAMPLES = r"""
 RETURN = r"""
 action:
   description:
-    - What was done. One of V(started), V(restarted), V(stopped), V(marked_accepted), V(marked_failed), V(none); in
-      check mode V(would_start), V(would_restart), V(would_stop), V(would_be_marked_accepted), V(would_be_marked_failed),
-      V(none).
+    - What was done. One of V(started), V(restarted), V(stopped), V(marked_accepted), V(marked_failed), V(none).
+    - In check mode V(would_start), V(would_restart), V(would_stop), V(would_be_marked_accepted),
+      V(would_be_marked_failed), V(none).
   returned: success
   type: str
 starting:

@@ -89,44 +89,46 @@ def readiness_command(plan: dict[str, Any], docker: str = DOCKER) -> str:
     )
 
 
+def _quietly(command: str) -> str:
+    """A command whose failure is no matter, without its words: the container is gone already, as a rule."""
+    return f"-/bin/sh -c {quote(f'{command} >/dev/null 2>&1')}"
+
+
 def run_words(plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Path = SECRETS_DIR) -> list[str]:
     """All words after ``docker run``."""
     instance = check_name(str(plan["instance"]))
     longest_check_s = unit.HEALTH_RETRIES * (unit.HEALTH_INTERVAL_S + unit.HEALTH_TIMEOUT_S)
-    words = ["--rm", "--name", f"vllm-{instance}", "--init", "--pull", "never"]
-    words += ["--network", str(plan.get("network") or "host")]
-    words += ["--shm-size", str(int(plan.get("shm_size_bytes") or unit.SHM_SIZE_BYTES))]
+    words = ["--rm", f"--name=vllm-{instance}", "--init", "--pull=never"]
+    words.append(f"--network={plan.get('network') or 'host'}")
+    words.append(f"--shm-size={int(plan.get('shm_size_bytes') or unit.SHM_SIZE_BYTES)}")
     # systemd's journal has the output already.
-    words += ["--log-driver", "none"]
-    words += ["--stop-timeout", str(unit.STOP_TIMEOUT_S)]
-    for label in unit.labels(plan):
-        words += ["--label", label]
+    words.append("--log-driver=none")
+    words.append(f"--stop-timeout={unit.STOP_TIMEOUT_S}")
+    words += [f"--label={label}" for label in unit.labels(plan)]
     devices = unit.cdi_devices(plan)
-    for device in devices:
-        words += ["--device", device]
+    words += [f"--device={device}" for device in devices]
     if devices:
         # NVIDIA's own runtime, where it is the default, would add every GPU that the image's environment asks for.
-        words += ["--runtime", "runc", "--security-opt", "no-new-privileges"]
-        for limit in limits:
-            words += ["--ulimit", limit]
+        words += ["--runtime=runc", "--security-opt=no-new-privileges"]
+        words += [f"--ulimit={limit}" for limit in limits]
     for source, target, read_only in unit.mounts(plan):
         # Not --volume, which makes an empty folder where the source is missing.
-        words += ["--mount", f"type=bind,source={source},target={target}" + (",readonly" if read_only else "")]
+        words.append(f"--mount=type=bind,source={source},target={target}" + (",readonly" if read_only else ""))
     for key, value in sorted((plan.get("env") or {}).items()):
-        words += ["--env", f"{unit.env_name(key)}={value}"]
-    words += ["--health-cmd", health_command(plan), "--health-interval", f"{unit.HEALTH_INTERVAL_S}s"]
-    words += ["--health-timeout", f"{longest_check_s}s", "--health-retries", "1"]
-    words += ["--health-start-period", f"{unit.start_timeout_s(plan)}s"]
+        words.append(f"--env={unit.env_name(key)}={value}")
+    words += [f"--health-cmd={health_command(plan)}", f"--health-interval={unit.HEALTH_INTERVAL_S}s"]
+    words += [f"--health-timeout={longest_check_s}s", "--health-retries=1"]
+    words.append(f"--health-start-period={unit.start_timeout_s(plan)}s")
     targets = []
     for secret in plan.get("secrets") or []:
         target = unit.env_name(secret["target"], "name of a secret's variable")
         source = unit.checked_path(secret_file(secrets_dir, instance, str(secret["name"])), "file of a secret")
-        words += ["--mount", f"type=bind,source={source},target=/run/secrets/{target},readonly"]
+        words.append(f"--mount=type=bind,source={source},target=/run/secrets/{target},readonly")
         targets.append(target)
     hexadecimal = unit.image_id(plan)
     image = f"sha256:{hexadecimal}" if hexadecimal else unit.checked_image(plan)
     if targets:
-        words += ["--entrypoint", "sh", image, "-c", unit.export_secrets(targets), "vllm"]
+        words += ["--entrypoint=sh", image, "-c", unit.export_secrets(targets), "vllm"]
     else:
         words.append(image)
     return words + [str(word) for word in plan["argv"]]
@@ -142,13 +144,13 @@ def render(
         ("Type", "exec"),
         ("SyslogIdentifier", name),
         # What a client that was killed left behind holds the name, and GPUs.
-        ("ExecStartPre", f"-{docker} rm -f {name}"),
+        ("ExecStartPre", _quietly(f"{docker} rm -f {name}")),
         ("ExecStart", f"{docker} run \\\n    {words}"),
         # The unit is "activating" until this returns, within TimeoutStartSec.
         ("ExecStartPost", f"/bin/sh -c {quote(readiness_command(plan, docker))}"),
-        ("ExecStop", f"-{docker} stop -t {unit.STOP_TIMEOUT_S} {name}"),
+        ("ExecStop", _quietly(f"{docker} stop -t {unit.STOP_TIMEOUT_S} {name}")),
         # ExecStop is not run for a client that died.
-        ("ExecStopPost", f"-{docker} rm -f {name}"),
+        ("ExecStopPost", _quietly(f"{docker} rm -f {name}")),
         ("KillMode", "mixed"),
         # What a shell or an engine says that was asked to end.
         ("SuccessExitStatus", "143"),

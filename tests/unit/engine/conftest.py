@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan as the lab has it, and the only double: systemd and Podman as a recorded runner."""
+"""A plan as the lab has it, and the only double: systemd, Podman and Docker as a recorded runner."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 
 DIGEST = "sha256:" + "8eb354016a265cc363137588785c4b620ca9864990c07b49974660cf7a84a2fa"
@@ -66,10 +67,14 @@ def plan() -> dict[str, Any]:
 
 
 class Host:
-    """Answers the commands that a launch runs, as a host with systemd and Podman would."""
+    """Answers the commands that a launch runs, as a host with systemd, Podman and Docker would."""
 
-    def __init__(self, podman: str = "5.4.2") -> None:
+    def __init__(self, podman: str = "5.4.2", docker: str = "26.1.5+dfsg1") -> None:
         self.podman = podman
+        self.docker = docker
+        self.cdi_dirs = '["/etc/cdi","/var/run/cdi"]'
+        self.enabled: set[str] = set()
+        self.verified: list[str] = []
         self.calls: list[list[str]] = []
         self.active = "inactive"
         self.invocation = 0
@@ -95,13 +100,13 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         words = list(argv)
         self.calls.append(words)
-        rc, out, err = self._answer(words, input_text)
+        rc, out, err = self._answer(words, input_text, on_line)
         return subprocess.CompletedProcess(words, rc, out, err)
 
     def count(self, *words: str) -> int:
         return sum(call[: len(words)] == list(words) for call in self.calls)
 
-    def _answer(self, words: list[str], input_text: str | None) -> tuple[int, str, str]:
+    def _answer(self, words: list[str], input_text: str | None, on_line: Any) -> tuple[int, str, str]:
         match words:
             case ["podman", "--version"]:
                 return 0, f"podman version {self.podman}\n", ""
@@ -127,6 +132,34 @@ class Host:
                 self.active = "inactive"
                 return 0, "", ""
             case ["systemctl", "daemon-reload" | "reset-failed", *_]:
+                return 0, "", ""
+            case ["systemctl", "enable", service]:
+                self.enabled.add(service)
+                return 0, "", ""
+            case ["systemctl", "disable", service]:
+                self.enabled.discard(service)
+                return 0, "", ""
+            case ["systemd-analyze", "verify", path]:
+                self.verified.append(Path(path).read_text(encoding="utf-8"))
+                # An unknown key is no failure for it.
+                return 0, "", self.refuse.replace("@", path)
+            case ["docker", "version", "--format", _]:
+                return (
+                    (0, f"{self.docker}\n", "") if self.docker else (1, "\n", "Cannot connect to the Docker daemon.\n")
+                )
+            case ["docker", "info", "--format", _]:
+                return 0, f"{self.cdi_dirs}\n", ""
+            case ["docker", "image", "inspect", name]:
+                if name not in self.images:
+                    return 1, "[]\n", self.refuse or f"Error response from daemon: No such image: {name}\n"
+                return 0, json.dumps([{"Id": "sha256:" + "ab" * 32, "RepoDigests": self.images[name]}]), ""
+            case ["docker", "pull", name]:
+                lines = ["1: Pulling from x", "0123456789ab: Pulling fs layer", "ba9876543210: Already exists"]
+                for line in [*lines, "0123456789ab: Pull complete"]:
+                    on_line(line)
+                if self.refuse:
+                    return 1, "", f"{self.refuse}\n"
+                self.images[name] = ["registry/x@sha256:" + "cd" * 32]
                 return 0, "", ""
             case ["journalctl", *_]:
                 self.reads += 1
@@ -192,3 +225,8 @@ def host() -> Host:
 @pytest.fixture
 def backend(host: Host, tmp_path: Path) -> QuadletBackend:
     return QuadletBackend(host, unit_dir=tmp_path / "systemd", generators=[Path("/bin/true")])
+
+
+@pytest.fixture
+def docker(host: Host, tmp_path: Path) -> DockerBackend:
+    return DockerBackend(host, unit_dir=tmp_path / "system", secrets_dir=tmp_path / "secrets", docker="docker")
