@@ -22,6 +22,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     branch_of,
     version_key,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine import host_io
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 QUERY_FORMAT = "%{name}\t%{epoch}\t%{version}\t%{release}\t%{arch}\t%{repoid}"
 PROBE = "socle-probe"
@@ -45,15 +47,49 @@ class Rpm:
     repository: str = ""
 
     @property
+    def evr(self) -> str:
+        """Version as read_packages has it: "3:580.178.04-1.el9", without an epoch of 0."""
+        return f"{self.epoch}:{self.full}" if self.epoch != "0" else self.full
+
+    @property
+    def full(self) -> str:
+        """Version with release."""
+        return f"{self.version}-{self.release}"
+
+    @property
+    def spec(self) -> str:
+        """What names exactly this package to dnf."""
+        return f"{self.name}-{self.epoch}:{self.full}.{self.arch}"
+
+    @property
     def lock(self) -> str:
         """The line that ``dnf versionlock add`` writes for it."""
-        return f"{self.name}-{self.epoch}:{self.version}-{self.release}.*"
+        return f"{self.name}-{self.epoch}:{self.full}.*"
+
+
+COMMAND_S = 3600.0
+"""No transaction takes longer; DKMS builds within it."""
+
+
+def run_command(argv: Sequence[str]) -> tuple[int, str, str] | None:
+    """The real `Run`."""
+    try:
+        done = host_io.run(argv, timeout_s=COMMAND_S)
+    except EngineError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    return done.returncode, done.stdout, done.stderr
 
 
 def parse_query(text: str) -> list[Rpm]:
     """Lines of `QUERY_FORMAT`; anything else that DNF printed is left out."""
     rows = (line.split("\t") for line in text.splitlines())
     return [Rpm(*row) for row in rows if len(row) == 6 and row[1].isdigit()]
+
+
+ENGLISH = ("env", "LC_ALL=C.UTF-8")
+"""In front of a command whose words are parsed."""
 
 
 def query_argv(url: str, packages: Sequence[str]) -> list[str]:
@@ -63,7 +99,14 @@ def query_argv(url: str, packages: Sequence[str]) -> list[str]:
     known before a stream is enabled, and in check mode none is.
     """
     return [
-        *("dnf", "--quiet", "--disableplugin=versionlock", f"--repofrompath={PROBE},{url}", f"--repo={PROBE}"),
+        *(
+            *ENGLISH,
+            "dnf",
+            "--quiet",
+            "--disableplugin=versionlock",
+            f"--repofrompath={PROBE},{url}",
+            f"--repo={PROBE}",
+        ),
         *(f"--setopt={PROBE}.module_hotfixes=1", f"--setopt={PROBE}.skip_if_unavailable=0"),
         *(f"--setopt={PROBE}.gpgcheck=0", "repoquery", "--qf", QUERY_FORMAT, *packages),
     ]
@@ -113,8 +156,9 @@ def stream_commands(module: str, present: str | None, wanted: str | None) -> lis
     """What makes *wanted* the enabled stream: nothing where it is, a reset first where another one is."""
     if wanted is None or present == wanted:
         return []
-    reset = [["dnf", "--assumeyes", "module", "reset", module]] if present else []
-    return [*reset, ["dnf", "--assumeyes", "module", "enable", f"{module}:{wanted}"]]
+    command = [*ENGLISH, "dnf", "--assumeyes", "module"]
+    reset = [[*command, "reset", module]] if present else []
+    return [*reset, [*command, "enable", f"{module}:{wanted}"]]
 
 
 def lock_name(line: str) -> str | None:

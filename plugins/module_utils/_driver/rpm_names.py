@@ -44,6 +44,29 @@ OURS = re.compile(
 )
 """Packages of the driver and its companions; the toolkit (nvidia-container-*) has a pin of its own."""
 
+LOCKS = (
+    "kmod-nvidia-*",
+    "nvidia-driver*",
+    "nvidia-kmod*",
+    "nvidia-open*",
+    "nvidia-persistenced",
+    "nvidia-modprobe",
+    "nvidia-settings",
+    "nvidia-xconfig",
+    "nvidia-libXNVCtrl*",
+    "nvidia-fabric*",
+    "nvidia-imex*",
+    "libnvidia-ml",
+    "libnvidia-cfg",
+    "libnvidia-fbc",
+    "libnvidia-gpucomp",
+    "libnvidia-nscq*",
+    "libnvsdm*",
+    "xorg-x11-nvidia",
+    "cuda-drivers*",
+)
+"""Installed packages that are locked with the driver: a lock on some of them alone makes 'dnf upgrade --best' fail."""
+
 EPEL_RELEASE_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 """Where RHEL itself, which has no epel-release package, gets it from."""
 
@@ -153,4 +176,5 @@ def rpm_packages(os: Mapping[str, Any], arch: str, kernel: str, wanted: Wanted) 
         independent=independent,
         headers=(*rpm_headers(kernel), "kernel-headers") if rpm_headers(kernel) else (),
         stream=rpm_stream(os, wanted),
+        lock=LOCKS,
     )

@@ -108,12 +108,12 @@ def test_the_enabled_stream_is_read_from_disk(tmp_path: Path, content: str | Non
 
 
 def test_another_stream_is_reset_before_one_is_enabled() -> None:
-    enable = ["dnf", "--assumeyes", "module", "enable", "nvidia-driver:580-open"]
+    enable = [*dnf.ENGLISH, "dnf", "--assumeyes", "module", "enable", "nvidia-driver:580-open"]
     assert dnf.stream_commands("nvidia-driver", None, "580-open") == [enable]
     assert dnf.stream_commands("nvidia-driver", "580-open", "580-open") == []
     assert dnf.stream_commands("nvidia-driver", None, None) == []
     changed = dnf.stream_commands("nvidia-driver", "570-open", "580-open")
-    assert changed == [["dnf", "--assumeyes", "module", "reset", "nvidia-driver"], enable]
+    assert changed == [[*dnf.ENGLISH, "dnf", "--assumeyes", "module", "reset", "nvidia-driver"], enable]
 
 
 def test_locks_follow_the_installed_version_and_leave_others_alone() -> None:

@@ -1,0 +1,129 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Adds a package source of DNF after it was tried."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: dnf_source
+short_description: Adds a package source of DNF after it was tried
+version_added: 0.2.0
+description:
+  - Writes C(/etc/yum.repos.d/NAME.repo) and the signing key C(/etc/pki/rpm-gpg/RPM-GPG-KEY-NAME).
+  - Before anything is written, the source is read apart from the host's own ones, and must offer O(expect). An address
+    that cannot be reached, a wrong key or a version that is not there changes nothing.
+  - Looks at files only, and downloads nothing, where they are as they should be.
+author:
+  - The socle authors (@socle-inference)
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+    details: The source is tried in check mode too.
+  diff_mode:
+    support: full
+options:
+  name:
+    description: Name of the files, and the repository's id.
+    type: str
+    required: true
+  uri:
+    description: Address of the repository; DNF replaces its own variables, such as C($basearch).
+    type: str
+  key_url:
+    description: Address of the signing key.
+    type: str
+  replaces:
+    description: Files to remove, since they define the same source.
+    type: list
+    elements: path
+    default: []
+  expect:
+    description: Version by package that the source must offer; an empty one stands for any.
+    type: dict
+    default: {}
+  variable:
+    description: The variable that a message names when the address cannot be used.
+    type: str
+    default: the repository's URL
+  state:
+    description: Whether the source shall be there.
+    type: str
+    choices: [present, absent]
+    default: present
+seealso:
+  - module: socle.inference.dnf_exact
+  - module: socle.inference.apt_source
+"""
+
+EXAMPLES = r"""
+- name: Add the repository of the GPU container toolkit
+  socle.inference.dnf_source:
+    name: nvidia-container-toolkit
+    uri: https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch
+    key_url: https://nvidia.github.io/libnvidia-container/gpgkey
+    expect:
+      nvidia-container-toolkit: 1.20.0-1
+"""
+
+RETURN = r"""
+path:
+  description: The source's file.
+  returned: success
+  type: str
+removed:
+  description: Files that were removed.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import run_command
+from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_source import DnfSource, Source
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "uri": {"type": "str"},
+            # Not a secret, whatever its name makes Ansible think.
+            "key_url": {"type": "str", "no_log": False},
+            "replaces": {"type": "list", "elements": "path", "default": []},
+            "expect": {"type": "dict", "default": {}},
+            "variable": {"type": "str", "default": "the repository's URL"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        required_if=[("state", "present", ("uri", "key_url"))],
+        supports_check_mode=True,
+    )
+    params = module.params
+    source = Source(
+        name=params["name"],
+        uri=params["uri"] or "",
+        key_url=params["key_url"] or "",
+        replaces=tuple(params["replaces"]),
+        expect=params["expect"],
+        variable=params["variable"],
+    )
+    sources = DnfSource(run_command, Files())
+    try:
+        bring = sources.present if params["state"] == "present" else sources.absent
+        result = bring(source, check=module.check_mode)
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    before, after = result.pop("before"), result.pop("after")
+    if module._diff:
+        header = result["path"]
+        result["diff"] = [{"before_header": header, "after_header": header, "before": before, "after": after}]
+        result["diff"] += [{"prepared": f"removed {path}\n"} for path in result["removed"]]
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
