@@ -38,7 +38,6 @@ class Expected:
     flavour: str | None
     options: Mapping[str, Any]
     nvswitch: bool
-    persistence: bool
     never_reboot: bool
 
 
@@ -94,6 +93,25 @@ class Activator:
             state = self.state()
         gpus = self._prove(expected, state, fresh=wish.action == "load")
         return self._result(wish.action == "load", wish, state, gpus)
+
+    def unload(self, check: bool) -> dict[str, Any]:
+        """Remove the loaded modules, before their packages go; raises DriverError while something uses them."""
+        state = self.state()
+        wish = reboot.Activation("none", "no module is loaded")
+        if self._loaded():
+            wish = reboot.Activation("unload", f"module {state.loaded} is loaded")
+        if check or wish.action == "none":
+            return self._result(wish.action != "none", wish, state, [])
+        units = self._stop_units()
+        busy = [f"{name} ({count})" for name, count in sorted(self.state().users.items()) if count > 0]
+        if busy:
+            self._start_units(units)
+            raise DriverError(
+                f"Cannot remove the driver: {', '.join(busy)} is in use; stop what uses the GPUs"
+                " ('fuser -v /dev/nvidia*' shows it), then repeat the run. Nothing was changed."
+            )
+        self._remove_modules()
+        return self._result(True, wish, self.state(), [])
 
     def _result(
         self, changed: bool, wish: reboot.Activation, state: reboot.State, gpus: Sequence[Mapping[str, Any]]
@@ -164,11 +182,15 @@ class Activator:
             self.run(["systemctl", "reset-failed", unit])
             self.run(["systemctl", "start", unit])
 
-    def _reload(self) -> None:
+    def _remove_modules(self) -> None:
         loaded = self._loaded()
         for name in reboot.MODULES:
-            if name in loaded:
+            # Removing a module takes those along that it alone used.
+            if name in loaded and (loaded[name] / "refcnt").exists():
                 self._must(["modprobe", "-r", loaded[name].name], f"Cannot remove module {loaded[name].name}")
+
+    def _reload(self) -> None:
+        self._remove_modules()
         self._must(["modprobe", "nvidia"], "Cannot load module nvidia")
         self._must(["modprobe", "nvidia-uvm"], "Cannot load module nvidia-uvm")
         # The control nodes are made on demand only, and a CDI specification that is made before them lacks them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
@@ -56,6 +56,7 @@ class Settings:
     hold: bool = True
     repository_url: str = ""
     services: tuple[str, ...] = ()
+    module_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wanted_branch(self) -> str:

@@ -65,8 +65,8 @@ def options_that_differ(options: Mapping[str, Any], params: str) -> list[str]:
         loaded[name.strip()] = value.strip().strip('"')
     different = []
     for name, text in option_values(options).items():
-        value = loaded.get(name.partition("_")[2])
-        if value is not None and _number(value) != _number(text):
+        present = loaded.get(name.partition("_")[2])
+        if present is not None and _number(present) != _number(text):
             different.append(name)
     return different
 

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt, decide, names, reboot
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import options_that_differ
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     Repository,
@@ -90,6 +91,18 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """For the module's result."""
         return dict(vars(self))
+
+
+def summary(plan: Plan) -> str:
+    """One line: what would be done, why, and what makes it run."""
+    parts = list(plan.reasons)
+    if plan.reboot["action"] == "reboot":
+        parts.append(f"a reboot would be needed because {plan.reboot['reason']}")
+    elif plan.reboot["action"] == "load":
+        parts.append(f"the modules would be loaded without a reboot ({plan.reboot['reason']})")
+    if plan.services and (plan.changed_needed or plan.reboot["action"] != "none"):
+        parts.append(f"{', '.join(plan.services)} would be stopped meanwhile")
+    return "; ".join(parts)
 
 
 def own_holds(host: Host) -> set[str]:
@@ -174,6 +187,7 @@ class _Planner:
         if kept is not None:
             result.version = kept
             self._hold_only()
+            self._look_at_loaded()
             return result
         decide.check_secure_boot(
             self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os.get("id") == "ubuntu"
@@ -229,6 +243,14 @@ class _Planner:
                 if not self.packages[name]["held"]
             ]
         self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+
+    def _look_at_loaded(self) -> None:
+        """The packages may be right and another driver run: after unattended upgrades, or a run without its reboot."""
+        params = self.host.read(self.host.proc_root / "driver/nvidia/params")
+        different = options_that_differ(self.settings.module_options, params)
+        self.result.reboot = vars_of(reboot.activation(facts_state(self.facts, {}), different))
+        if self.result.reboot["action"] != "none":
+            self.result.services = running_units(self.host, self.settings.services)
 
     def _is_enrolled(self) -> bool:
         if not self.facts.get("secure_boot") or self.signed:

@@ -124,9 +124,9 @@ def source_files(
 ) -> dict[str, Any]:
     """What the package sources should be.
 
-    {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text of
-    the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our files
-    that are there, "foreign": whether another file names the same repository, which is then left as it is}.
+    {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text
+    of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our files
+    that are there, "foreign": whether other files ("foreign_files") name the same repository, which are used}.
     """
     own = [OWN_SOURCE, COMPONENTS_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
@@ -139,11 +139,13 @@ def source_files(
         "missing": False,
         "files": files,
         "foreign": False,
+        "foreign_files": [],
     }
     if repository is not None:
         same = [entry["file"] for entry in sources if entry["uri"].rstrip("/") == repository.url.rstrip("/")]
         result.update(url=repository.url, key_urls=list(repository.key_urls))
-        result["foreign"] = any(file != OWN_SOURCE for file in same)
+        result["foreign_files"] = sorted({file for file in same if file != OWN_SOURCE})
+        result["foreign"] = bool(result["foreign_files"])
         keys = [path for path in files if path.startswith(OWN_KEY)]
         own_there = any(_has(root, OWN_SOURCE, source_text(repository.url, key)) for key in keys)
         result["missing"] = not result["foreign"] and not own_there

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.apt import ENVIRONMENT
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host
 from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import run_limited
 
@@ -19,7 +20,7 @@ NVIDIA_SMI_S = 60.0
 def host_of(module: Any) -> Host:
     """The host that *module* (an AnsibleModule with the options root and proc_root) runs on."""
 
-    def run(argv: Sequence[str]) -> Optional[tuple[int, str, str]]:
+    def run(argv: Sequence[str]) -> tuple[int, str, str] | None:
         path = module.get_bin_path(argv[0])
         if path is None:
             return None
@@ -39,3 +40,28 @@ def host_of(module: Any) -> Host:
         return str(path)
 
     return Host(run, root, Path(module.params["proc_root"]), preference_file)
+
+
+SETTINGS = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "source": {"type": "str", "choices": ["nvidia", "distribution"], "default": "nvidia"},
+    "branch": {"type": "str", "default": "580"},
+    "version": {"type": "str", "default": ""},
+    "flavour": {"type": "str", "choices": ["auto", "open", "proprietary"], "default": "auto"},
+    "architecture": {"type": "str", "default": ""},
+    "minimum": {"type": "str", "default": ""},
+    "cuda": {"type": "str", "default": "13"},
+    "compute_only": {"type": "bool", "default": True},
+    "upgrade": {"type": "bool", "default": False},
+    "hold": {"type": "bool", "default": True},
+    "repository_url": {"type": "str", "default": "https://developer.download.nvidia.com/compute/cuda/repos"},
+    "services": {"type": "list", "elements": "str", "default": []},
+    "module_options": {"type": "dict", "default": {}},
+}
+"""The argument spec of the option settings, which the role hands to every module."""
+
+
+def settings_of(module: Any) -> Settings:
+    """The option settings as decisions take it."""
+    given = module.params["settings"]
+    return Settings(**{**given, "services": tuple(given["services"])})

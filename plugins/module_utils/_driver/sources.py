@@ -11,10 +11,12 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import without_password
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
     COMPONENTS_SOURCE,
     source_text,
 )
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 Fetch = Callable[[str], bytes]
 """The content of an address; raises OSError."""
@@ -78,10 +80,41 @@ class Sources:
         for place, content in self.former.items():
             _put(place, content)
 
-    def remove(self) -> list[str]:
+    def settle(self, key: str, plan: Callable[[], Plan]) -> tuple[Plan, list[str], list[str]]:
+        """(the plan with the new index, paths written, warnings); where anything fails, the files are as before."""
+        try:
+            written = self.add(key)
+            files = [self.wanted["source"]] if self.wanted["url"] and not self.wanted["foreign"] else []
+            files += self.wanted["foreign_files"]
+            files += [COMPONENTS_SOURCE] if COMPONENTS_SOURCE in written else []
+            warnings = self.refresh(files)
+            return plan(), written, warnings
+        except SocleError:
+            self.restore()
+            raise
+
+    def missing(self) -> list[str]:
+        """Paths that `add` would write, without a key at hand."""
+        paths = []
+        for path, content in self.texts(b"").items():
+            place = self.root / path.lstrip("/")
+            if content is not None and (not place.is_file() or (content and place.read_bytes() != content)):
+                paths.append(path)
+        return paths if self.wanted["missing"] else []
+
+    def present(self) -> dict[str, bytes | None]:
+        """What is now where `add` wrote."""
+        return {
+            f"/{place.relative_to(self.root)}": place.read_bytes() if place.is_file() else None for place in self.former
+        }
+
+    def remove(self, check: bool) -> list[str]:
         """Remove the files of ours; their paths."""
         for path in self.wanted["files"]:
-            _put(self.root / path.lstrip("/"), None)
+            place = self.root / path.lstrip("/")
+            self.former[place] = place.read_bytes()
+            if not check:
+                _put(place, None)
         return list(self.wanted["files"])
 
     def _key(self, given: str) -> bytes:
@@ -136,6 +169,29 @@ class Sources:
             if not (ours and path.name.startswith(ours))
         ]
         return self.now() - max(times) if times else float("inf")
+
+
+def diff(before: Mapping[Path, bytes | None], after: Mapping[str, bytes | None]) -> list[dict[str, str]]:
+    """Diffs of package sources, without passwords; keys are named only."""
+
+    def text(path: str, content: bytes | None) -> str:
+        if not content:
+            return ""
+        if path.endswith((".gpg", ".asc")):
+            return f"(a key of {len(content)} bytes)\n"
+        return without_password(content.decode("utf-8", "replace"))
+
+    former = {f"/{str(path).lstrip('/')}": content for path, content in before.items()}
+    return [
+        {
+            "before_header": path,
+            "after_header": path,
+            "before": text(path, former.get(path)),
+            "after": text(path, after.get(path)),
+        }
+        for path in sorted({*former, *after})
+        if text(path, former.get(path)) != text(path, after.get(path))
+    ]
 
 
 def _put(path: Path, content: bytes | None) -> None:
