@@ -15,7 +15,14 @@ from ansible_collections.socle.inference.plugins.module_utils._lab.machine impor
 
 def lab_hosts(names: list[str], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The hosts *names* as role virtual_lab takes them."""
-    return [{"name": name, "publish": hostvars[name].get("virtual_lab_publish", [])} for name in names]
+    return [
+        {
+            "name": name,
+            "publish": hostvars[name].get("virtual_lab_publish", []),
+            "kind": hostvars[name].get("virtual_lab_kind", "engine"),
+        }
+        for name in names
+    ]
 
 
 def missing_programs(programs: list[str]) -> bool:

@@ -60,6 +60,13 @@ options:
             description: Port of the lab host.
             type: int
             required: true
+      kind:
+        description:
+          - V(engine) is Debian 13 with Podman and the shared engine image.
+          - V(bare) is Debian 13 and V(bare-bookworm) Debian 12, without a container engine; a reboot brings them back.
+        type: str
+        choices: [engine, bare, bare-bookworm]
+        default: engine
   engine_image:
     description: Name that the engine image gets.
     type: str
@@ -173,7 +180,9 @@ def run(module):
 def main():
     port = dict(host_port=dict(type="int", required=True), port=dict(type="int", required=True))
     host = dict(
-        name=dict(type="str", required=True), publish=dict(type="list", elements="dict", default=[], options=port)
+        name=dict(type="str", required=True),
+        publish=dict(type="list", elements="dict", default=[], options=port),
+        kind=dict(type="str", choices=["engine", "bare", "bare-bookworm"], default="engine"),
     )
     module = AnsibleModule(
         argument_spec=dict(

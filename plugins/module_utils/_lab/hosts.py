@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import LabError
-from ansible_collections.socle.inference.plugins.module_utils._lab.images import content_key
+from ansible_collections.socle.inference.plugins.module_utils._lab.images import ENGINE_HOST, KINDS, content_key
 from ansible_collections.socle.inference.plugins.module_utils._lab.machine import Machine
 from ansible_collections.socle.inference.plugins.module_utils._lab.podman import Argument, LabPodman, run_program
 
@@ -21,6 +21,11 @@ HUB = "socle-lab-hub"
 HUB_ALIAS = "lab-hub"
 HUB_PORT = 8090
 BOOT_TIMEOUT_S = 60
+OWN_BOOT_ID = (
+    "cat /proc/sys/kernel/random/uuid >/run/boot_id; mount --bind /run/boot_id /proc/sys/kernel/random/boot_id; "
+    "exec /sbin/init"
+)
+"""Start of a host that can be rebooted: who asks the kernel for the boot must see that it is another one."""
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -30,6 +35,7 @@ class Host:
 
     name: str
     publish: tuple[tuple[int, int], ...]
+    kind: str = ENGINE_HOST
 
     @property
     def container(self) -> str:
@@ -53,7 +59,12 @@ def parse_hosts(hosts: list[dict[str, Any]]) -> list[Host]:
                 f"use lower-case letters, digits and dashes."
             )
         publish = tuple((int(item["host_port"]), int(item["port"])) for item in entry["publish"])
-        host = Host(name, publish)
+        host = Host(name, publish, entry.get("kind") or ENGINE_HOST)
+        if host.kind not in KINDS:
+            raise LabError(
+                f"Lab host {name} is of kind {host.kind!r}, which the lab cannot build; "
+                f"set its virtual_lab_kind to one of {', '.join(KINDS)}."
+            )
         if all(inner != 22 for _outer, inner in publish):
             raise LabError(
                 f"Lab host {name} publishes no SSH port, so that Ansible could not reach it; "
@@ -73,7 +84,7 @@ def parse_hosts(hosts: list[dict[str, Any]]) -> list[Host]:
 
 
 def run_arguments(host: Host, machine: Machine, image: str, engine_store: Path) -> list[Argument]:
-    """`podman run` of a host: real systemd, nested containers, the engine image read-only."""
+    """`podman run` of a host: real systemd, nested containers; with the engine image read-only, or bare."""
     if machine.privileged:
         rights = ["--privileged"]
     else:
@@ -82,6 +93,13 @@ def run_arguments(host: Host, machine: Machine, image: str, engine_store: Path) 
         rights += [f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "unmask=all")]
         rights += ["--device=/dev/fuse", "--device=/dev/net/tun"]
     ports = [f"--publish=127.0.0.1:{outer}:{inner}" for outer, inner in host.publish]
+    init = ["/sbin/init"]
+    if host.kind == ENGINE_HOST:
+        own = [f"--volume={engine_store}:/srv/engine-store:ro"]
+    else:
+        # Docker's layers too must lie on a real file system. A reboot ends the container, and Podman starts it again.
+        own = [f"--volume={docker_volume(host.container)}:/var/lib/docker", "--restart=always"]
+        init = ["/bin/sh", "-c", OWN_BOOT_ID]
     return [
         "run",
         "--detach",
@@ -95,10 +113,15 @@ def run_arguments(host: Host, machine: Machine, image: str, engine_store: Path) 
         "--systemd=always",
         "--stop-timeout=30",
         f"--volume={host.container}:/var/lib/containers",
-        f"--volume={engine_store}:/srv/engine-store:ro",
+        *own,
         image,
-        "/sbin/init",
+        *init,
     ]
+
+
+def docker_volume(container: str) -> str:
+    """The volume of a bare host's Docker."""
+    return f"{container}-docker"
 
 
 def hub_arguments(image: str, source: Path, models: Path) -> list[Argument]:
@@ -167,9 +190,10 @@ def apply_action(podman: LabPodman, action: Action) -> None:
 
 
 def remove_container(podman: LabPodman, container: str) -> None:
-    """Remove a container and its volume; none is no error."""
+    """Remove a container and its volumes; none is no error."""
     podman.run("rm", "--force", "--time=5", "--ignore", container, doing=f"removing {container}")
-    podman.run("volume", "rm", "--force", container, doing=f"removing the volume of {container}", check=False)
+    for volume in (container, docker_volume(container)):
+        podman.run("volume", "rm", "--force", volume, doing=f"removing the volume {volume}", check=False)
 
 
 def ensure_network(podman: LabPodman, subnet: str) -> None:

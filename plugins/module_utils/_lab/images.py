@@ -1,9 +1,10 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's two images, built without a registry: a systemd host and vLLM for the CPU. Private to socle.inference."""
+"""The lab's images, built without a registry: systemd hosts of each kind and vLLM. Private to socle.inference."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -49,6 +50,19 @@ printf '%s' "$2" >"$rootfs/etc/containers/containers.conf"
 printf '%s' "$3" >"$rootfs/etc/containers/storage.conf"
 """
 
+BARE_PACKAGES = (
+    "systemd,systemd-sysv,dbus,python3,python3-apt,sudo,iproute2,openssh-server,ca-certificates,procps,curl,gnupg,kmod"
+)
+"""A server as an installer leaves it: no container engine."""
+
+INSTALL_BARE = r"""
+rootfs=$1
+rm -f "$rootfs"/etc/ssh/ssh_host_*_key*
+mkdir -p "$rootfs/etc/containers/containers.conf.d"
+printf '%s' "$2" >"$rootfs/etc/containers/containers.conf.d/lab.conf"
+"""
+"""Podman's limit is the lab's business, so that containers.conf itself is free for the role under test."""
+
 INSTALL_ENGINE = r"""
 rootfs=$1 wheels=$2 lock=$3
 mkdir "$rootfs/wheels"
@@ -74,15 +88,33 @@ def content_key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def host_key(mirror: str) -> str:
-    return content_key(
-        str(RECIPE), HOST_SUITE, HOST_PACKAGES, HOST_CONTAINERS_CONF, HOST_STORAGE_CONF, INSTALL_HOST, mirror
-    )
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a kind of host is made: Debian release, packages, and a script that finishes its root file system."""
+
+    suite: str
+    packages: str
+    script: str
+    arguments: tuple[str, ...]
 
 
-def host_marker(directory: Path, mirror: str) -> Path:
+ENGINE_HOST = "engine"
+KINDS = {
+    ENGINE_HOST: Kind(HOST_SUITE, HOST_PACKAGES, INSTALL_HOST, (HOST_CONTAINERS_CONF, HOST_STORAGE_CONF)),
+    "bare": Kind("trixie", BARE_PACKAGES, INSTALL_BARE, (HOST_CONTAINERS_CONF,)),
+    "bare-bookworm": Kind("bookworm", BARE_PACKAGES, INSTALL_BARE, (HOST_CONTAINERS_CONF,)),
+}
+"""Engine hosts have Podman and the shared engine image; bare ones have no container engine at all."""
+
+
+def host_key(mirror: str, kind: str = ENGINE_HOST) -> str:
+    made = KINDS[kind]
+    return content_key(str(RECIPE), made.suite, made.packages, *made.arguments, made.script, mirror)
+
+
+def host_marker(directory: Path, mirror: str, kind: str = ENGINE_HOST) -> Path:
     """The file that exists once the host image of these inputs is whole in the main store."""
-    return directory / "store" / f"{COMPLETE}-{host_key(mirror)}"
+    return directory / "store" / f"{COMPLETE}-{host_key(mirror, kind)}"
 
 
 def engine_marker(directory: Path, store: str) -> Path:
@@ -124,19 +156,18 @@ def in_private_mounts(script: str, *arguments: Argument, doing: str) -> None:
     run_program(["unshare", "--mount", "--propagation", "private", "sh", "-euc", script, "sh", *arguments], doing)
 
 
-def build_host_image(podman: LabPodman, image: str, mirror: str, tell: Callable[[str], None]) -> None:
-    """Debian 13 with systemd, SSH and Podman as *image* in the main store."""
-    tree = podman.directory / "build" / "host"
-    tell(f"installing Debian {HOST_SUITE}")
-    bootstrap(HOST_SUITE, "apt", HOST_PACKAGES, tree, mirror)
-    in_private_mounts(
-        INSTALL_HOST, tree, HOST_CONTAINERS_CONF, HOST_STORAGE_CONF, doing="finishing the lab's host image"
-    )
+def build_host_image(podman: LabPodman, kind: str, image: str, mirror: str, tell: Callable[[str], None]) -> None:
+    """Debian with systemd and SSH, and whatever else *kind* has, as *image* in the main store."""
+    made = KINDS[kind]
+    tree = podman.directory / "build" / f"host-{kind}"
+    tell(f"installing Debian {made.suite}")
+    bootstrap(made.suite, "apt", made.packages, tree, mirror)
+    in_private_mounts(made.script, tree, *made.arguments, doing=f"finishing the lab's {kind} host image")
     tell("importing the host image")
-    label = f"LABEL socle.key={host_key(mirror)}"
+    label = f"LABEL socle.key={host_key(mirror, kind)}"
     podman.pipe_tree(tree, "import", "--quiet", "--change", label, "-", image, doing="importing the lab's host image")
     shutil.rmtree(tree)
-    host_marker(podman.directory, mirror).touch()
+    host_marker(podman.directory, mirror, kind).touch()
 
 
 def download_wheels(

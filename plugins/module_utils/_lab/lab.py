@@ -45,6 +45,8 @@ class Step:
 
 STEPS = {
     "host image": Step("host image", 1.6, 1.0),
+    "bare host image": Step("bare host image", 1.0, 1.0),
+    "bare-bookworm host image": Step("bare-bookworm host image", 1.0, 1.0),
     "wheels": Step("wheels", 1.0, 1.0),
     "engine image": Step("engine image", 9.5, 3.0),
     "model": Step("model", 0.5, 0.5),
@@ -69,6 +71,11 @@ class Settings:
     """Who may use the SSH key: the user that runs Ansible."""
 
 
+def _image_step(kind: str) -> str:
+    """Name of the step that builds the image of a *kind* of host."""
+    return "host image" if kind == images.ENGINE_HOST else f"{kind} host image"
+
+
 class Lab:
     """The lab below one folder. Every change happens under its lock."""
 
@@ -79,7 +86,6 @@ class Lab:
         self.machine = inspect_machine()
         self.podman = LabPodman(self.directory, self.machine)
         lock = settings.engine_lock.read_text()
-        self.host_image = f"localhost/socle/lab-host:{images.host_key(settings.mirror)}"
         self.engine_store = f"engine-store/{images.engine_key(lock, settings.mirror)}"
         self.wheels = self.directory / "wheels" / images.content_key(lock)
         converter = settings.converter.read_text()
@@ -87,11 +93,19 @@ class Lab:
         self.ssh_key = self.directory / "ssh" / "id_ed25519"
         self.known_hosts = self.directory / "ssh" / "known_hosts"
 
-    def missing_steps(self) -> list[Step]:
-        """Parts that the caches lack, in the order in which they are built."""
+    def host_image(self, kind: str = images.ENGINE_HOST) -> str:
+        """Name of the image of a kind of host."""
+        return f"localhost/socle/lab-host:{images.host_key(self.settings.mirror, kind)}"
+
+    def missing_steps(self, parsed: list[lab_hosts.Host]) -> list[Step]:
+        """Parts that *parsed* hosts need and the caches lack, in the order in which they are built."""
+        kinds = {host.kind for host in parsed}
         missing = []
-        if not images.host_marker(self.directory, self.settings.mirror).exists():
-            missing.append(STEPS["host image"])
+        for kind in images.KINDS:
+            if kind in kinds and not images.host_marker(self.directory, self.settings.mirror, kind).exists():
+                missing.append(STEPS[_image_step(kind)])
+        if images.ENGINE_HOST not in kinds:
+            return missing
         engine = images.engine_marker(self.directory, self.engine_store).exists()
         if not engine and not self.wheels.exists():
             missing.append(STEPS["wheels"])
@@ -102,13 +116,13 @@ class Lab:
         return missing
 
     def wanted_containers(self, parsed: list[lab_hosts.Host]) -> dict[str, list[Any]]:
-        """`podman run` arguments by container name."""
+        """`podman run` arguments by container name; bare hosts alone need no hub."""
         store = self.directory / self.engine_store
-        wanted: dict[str, list[Any]] = {
-            lab_hosts.HUB: lab_hosts.hub_arguments(self.host_image, self._hub_copy_path(), self.models)
-        }
+        wanted: dict[str, list[Any]] = {}
+        if any(host.kind == images.ENGINE_HOST for host in parsed):
+            wanted[lab_hosts.HUB] = lab_hosts.hub_arguments(self.host_image(), self._hub_copy_path(), self.models)
         for host in parsed:
-            wanted[host.container] = lab_hosts.run_arguments(host, self.machine, self.host_image, store)
+            wanted[host.container] = lab_hosts.run_arguments(host, self.machine, self.host_image(host.kind), store)
         return wanted
 
     def _hub_copy_path(self) -> Path:
@@ -120,7 +134,7 @@ class Lab:
     def describe(self) -> dict[str, Any]:
         """What present() would do, without doing it."""
         parsed = lab_hosts.parse_hosts(self.settings.hosts)
-        steps = self.missing_steps()
+        steps = self.missing_steps(parsed)
         actions = lab_hosts.plan_containers(self.wanted_containers(parsed), self.podman.containers())
         pending = [f"{action.kind} {action.container}" for action in actions if action.kind != "none"]
         unreachable = [host.name for host in parsed if not pending and not self._is_open(host)]
@@ -145,7 +159,7 @@ class Lab:
             )
         with self._locked():
             self.podman.prepare()
-            steps = self.missing_steps()
+            steps = self.missing_steps(parsed)
             check_space(sum(step.gib for step in steps) + 0.5, free_gib(self.directory), str(self.directory))
             shutil.rmtree(self.directory / "build")
             (self.directory / "build").mkdir()
@@ -209,8 +223,9 @@ class Lab:
             self.progress.update(f"building the {step.name}", detail=what)
 
         settings = self.settings
-        if step.name == "host image":
-            images.build_host_image(self.podman, self.host_image, settings.mirror, tell)
+        kind = next((kind for kind in images.KINDS if _image_step(kind) == step.name), None)
+        if kind is not None:
+            images.build_host_image(self.podman, kind, self.host_image(kind), settings.mirror, tell)
         elif step.name == "wheels":
             images.download_wheels(
                 settings.pip, settings.engine_lock, settings.torch_index, self.wheels, self.machine.architecture, tell
