@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "class": (
         {"vllm_instances": one(), "host_class": "a100_80g"},
-        ("'a100_80g'", "known: cpu", "correct it or add its file"),
+        ("'a100_80g'", "known: a100_pcie_40g", "did you mean 'a100_"),
     ),
     "port": ({"vllm_instances": two({}, {})}, ("port 8900", "bad and worse", "give one of them another port")),
     "gpu": (
@@ -122,7 +122,11 @@ def _data(folder: Path) -> Path:
     serving = yaml.safe_load((lab.PROJECT / f"profiles/serving/{MODEL}--cpu.yml").read_text())
     model = yaml.safe_load((lab.PROJECT / f"profiles/models/{MODEL}.yml").read_text())
     documents = {
-        "host_classes/two_gpus": {"name": "two_gpus", "kind": "gpu"},
+        "host_classes/two_gpus": {
+            **{"name": "two_gpus", "kind": "gpu", "family": "any", "architecture": "any", "compute_capability": "9.9"},
+            **{"pci_ids": ["10de:ffff"], "products": ["Any"], "memory_mib": 1024, "link": "pcie"},
+            **{"fp8": False, "fp4": False, "driver": {"flavour": "open", "minimum": "580"}},
+        },
         "models/no-revision": {**model, "name": "no-revision", "revision": "v9"},
         f"serving/{MODEL}--two_gpus": {**serving, "host_class": "two_gpus", "gpus_per_instance": 1},
         "serving/no-revision--cpu": {**serving, "model": "no-revision"},
@@ -136,12 +140,12 @@ def _data(folder: Path) -> Path:
 
 def _inventory(folder: Path, data: Path) -> Path:
     gpus = [
-        {"index": index, "uuid": f"GPU-{index}", "pci_bus_id": None, "product": "Any", "pci_device_id": None}
+        {"index": index, "uuid": f"GPU-{index}", "pci_bus_id": None, "product": "Any", "pci_device_id": "10de:ffff"}
         for index in range(2)
     ]
     hosts = {name: {**variables, "socle_data_path": str(data)} for name, (variables, _words) in CASES.items()}
     lab.write_inventory(folder, hosts)
-    (data / "two_gpus.json").write_text(json.dumps({"schema": "socle.gpu_facts/1", "gpus": gpus}))
+    (data / "two_gpus.json").write_text(json.dumps({"schema": "socle.gpu_facts/2", "gpus": gpus}))
     return folder
 
 

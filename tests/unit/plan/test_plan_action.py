@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.action import vllm_plan
-from ansible_collections.socle.inference.plugins.module_utils._engine import quadlet
+from ansible_collections.socle.inference.plugins.module_utils._engine import unit
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PlanError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,7 +127,7 @@ def test_a_state_folder_that_a_unit_cannot_mount_is_refused(state_dir: str) -> N
     assert "which a unit cannot mount from" in refused.value.message
     with pytest.raises(EngineError):
         # Planning and the unit must agree.
-        quadlet._path(state_dir, "mount source")
+        unit.checked_path(state_dir, "mount source")
 
 
 def test_refusal_names_everything_but_the_key(folder: Path) -> None:

@@ -205,6 +205,14 @@ def test_a_driver_older_than_the_class_needs_is_refused_once(refused: Any, gpu_f
     assert "driver 470.57.02" in message and "class a800_pcie_80g need 525 or newer" in message
 
 
+def test_versions_are_compared_as_numbers(on_gpus: Any, refused: Any, gpu_facts: Any, documents: Any) -> None:
+    documents["profiles/host_classes"]["a800_pcie_80g"]["driver"]["minimum"] = "580.126.09"
+    gpu_facts["driver"]["version"] = "580.95.05"
+    assert "580.126.09 or newer" in refused({"a": PAIR})
+    gpu_facts["driver"]["version"] = "580.126.10"
+    assert on_gpus({"a": PAIR}).plans["a"]["warnings"] == []
+
+
 def test_nothing_is_known_of_an_image_that_replaces_the_profile_s(on_gpus: Any, gpu_facts: Any, cuda: Any) -> None:
     cuda("13.0")
     gpu_facts["driver"]["version"] = "570.86.15"
