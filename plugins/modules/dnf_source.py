@@ -33,7 +33,7 @@ options:
     description: Address of the repository; DNF replaces its own variables, such as C($basearch).
     type: str
   key_url:
-    description: Address of the signing key.
+    description: Address of the signing key, or the key itself as ASCII armour.
     type: str
   replaces:
     description: Files to remove, since they define the same source.

@@ -67,6 +67,7 @@ build_log:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import host_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import Transaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
@@ -85,7 +86,9 @@ def main() -> None:
     )
     host = host_of(module)
     kernel = host.read(host.proc_root / "sys/kernel/osrelease").strip()
-    transaction = Transaction(host, module.params["plan"], kernel, module.params["hold"], Files())
+    plan = module.params["plan"]
+    carrier = RpmTransaction if plan.get("family") == "redhat" else Transaction
+    transaction = carrier(host, plan, kernel, module.params["hold"], Files())
     try:
         result = transaction.carry_out(module.check_mode)
     except SocleError as error:

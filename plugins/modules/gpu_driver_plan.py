@@ -10,8 +10,8 @@ module: gpu_driver_plan
 short_description: Tells what a host needs to have the wanted NVIDIA driver
 version_added: 0.2.0
 description:
-  - Compares the driver that a Debian or Ubuntu host has with the wanted one, and names the packages, holds, units
-    and the reboot that lie between them. Changes nothing.
+  - Compares the driver that a host of the Debian or RHEL family has with the wanted one, and names the packages,
+    holds, units and the reboot that lie between them. Changes nothing.
   - Refuses, in one sentence and before anything is changed, what cannot work. This is an unknown GPU, the wrong
     module flavour, a version below a floor or one that does not build for the kernel, Secure Boot without a signed
     module, mixed sources, packages held by somebody else, a downgrade, a pin that does not exist, and a transaction
@@ -129,6 +129,8 @@ summary:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
@@ -144,8 +146,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    facts = module.params["facts"]
+    make = rpm_plan if is_rpm_system(facts["os"]) else plan
     try:
-        result = plan(host_of(module), settings_of(module), module.params["facts"])
+        result = make(host_of(module), settings_of(module), facts)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, plan=result.as_dict(), summary=summary(result))

@@ -28,6 +28,7 @@ class Source:
     """Of the files, and the repository's id."""
     uri: str
     key_url: str
+    """Address of the key, or the key itself as ASCII armour."""
     replaces: tuple[str, ...] = ()
     """Files of the same source from elsewhere."""
     expect: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +94,8 @@ class DnfSource:
         return {"changed": bool(paths), "path": source.path, "removed": paths, "before": before, "after": ""}
 
     def _download(self, source: Source) -> str:
+        if source.key_url.lstrip().startswith("-----BEGIN"):
+            return source.key_url.strip() + "\n"
         shown = without_password(source.key_url)
         try:
             content = self.fetch(source.key_url)

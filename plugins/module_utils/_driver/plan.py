@@ -133,11 +133,11 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
     if not gpus:
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
     decide.check_settings(settings)
-    _check_use(gpus)
-    return _Planner(host, settings, facts, packages).plan()
+    check_use(gpus)
+    return Planner(host, settings, facts, packages).plan()
 
 
-def _check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
+def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
     for gpu in gpus:
         if gpu.get("virtualization") == "vgpu":
             raise DriverError(
@@ -151,7 +151,7 @@ def _check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-class _Planner:
+class Planner:
     """One plan for state present."""
 
     def __init__(
@@ -491,6 +491,21 @@ def holdable(packages: Mapping[str, Mapping[str, Any]], version: str, also: Sequ
     )
 
 
+def check_removal(host: Host, settings: Settings, facts: Mapping[str, Any]) -> None:
+    """Refuse to take the driver from under what uses it and was not named to be stopped."""
+    named = {name.partition(".service")[0] for name in settings.services}
+    kept = [
+        unit for unit in running_units(host, ()) if unit not in GPU_UNITS and unit.partition(".service")[0] not in named
+    ]
+    users = [] if settings.services or kept else _foreign_users(facts["gpus"])
+    if kept or users:
+        raise DriverError(
+            f"Cannot remove the driver: {', '.join(kept or users)} {'uses' if len(kept or users) == 1 else 'use'} it;"
+            f" stop {'it' if len(kept or users) == 1 else 'them'} first"
+            f"{', or name the units in gpu_driver_services, which stops them' if kept else ''}. Nothing was changed."
+        )
+
+
 def _removal(
     host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
 ) -> Plan:
@@ -507,18 +522,7 @@ def _removal(
     if not there:
         result.changed_needed = bool(result.repository["files"])
         return result
-    running = running_units(host, settings.services)
-    named = {name.partition(".service")[0] for name in settings.services}
-    kept = [
-        unit for unit in running_units(host, ()) if unit not in GPU_UNITS and unit.partition(".service")[0] not in named
-    ]
-    users = [] if settings.services or kept else _foreign_users(facts["gpus"])
-    if kept or users:
-        raise DriverError(
-            f"Cannot remove the driver: {', '.join(kept or users)} {'uses' if len(kept or users) == 1 else 'use'} it;"
-            f" stop {'it' if len(kept or users) == 1 else 'them'} first"
-            f"{', or name the units in gpu_driver_services, which stops them' if kept else ''}. Nothing was changed."
-        )
+    check_removal(host, settings, facts)
     held = {name for name in there if packages[name]["held"]}
     others = sorted(held - own_holds(host))
     if others:
@@ -535,7 +539,7 @@ def _removal(
             " shall go. Nothing was changed."
         )
     result.remove, result.unhold = there, sorted(held)
-    result.services = running
+    result.services = running_units(host, settings.services)
     result.changed_needed = True
     result.reasons.append(f"driver {result.installed_version} would be removed")
     return result

@@ -1,0 +1,308 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is to be done to a host of the RHEL family so that it has the wanted driver. Private to socle.inference.
+
+The decisions are those of Debian and Ubuntu; packages, module stream and locks are DNF's. The repository is asked
+directly, so that a plan knows exact versions before its file, the stream or EPEL are there.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._driver import decide, dnf, rpm_names
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Installed, Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_source import Source, render
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+    DriverPackages,
+    Repository,
+    upstream,
+    version_key,
+)
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    Host,
+    Plan,
+    Planner,
+    check_removal,
+    check_use,
+    own_holds,
+    running_units,
+)
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
+    foreign_installs,
+    is_installed,
+    read_packages,
+    read_sources,
+)
+
+NAME = "socle-nvidia-cuda"
+"""Of the repository and its files."""
+
+KMOD = {"open": "kmod-nvidia-open-dkms", "proprietary": "kmod-nvidia-latest-dkms"}
+USER_SPACE = ("nvidia-driver-cuda", "nvidia-driver-cuda-libs", "libnvidia-ml")
+OTHER_BUILDS = re.compile(r"akmod-nvidia\S*|xorg-x11-drv-nvidia\S*|kmod-nvidia-\d+\.\d+\S*|nvidia-x11-drv\S*")
+"""Packages of RPM Fusion and ELRepo."""
+
+LOCK_PLUGIN = "etc/dnf/plugins/versionlock.conf"
+
+
+@dataclass
+class RpmPlan(Plan):
+    """A plan for DNF: its keys beside those of every plan."""
+
+    family: str = "redhat"
+    packages: dict[str, str] = field(default_factory=dict)
+    """Version by package, for one transaction."""
+    stream: str | None = None
+    """Stream of the module nvidia-driver to enable first."""
+    lock: list[str] = field(default_factory=list)
+    """Patterns of installed packages that are locked."""
+    enable: list[str] = field(default_factory=list)
+    """Repositories of the distribution to enable first."""
+    prepare: dict[str, str] = field(default_factory=dict)
+    """Packages to install before: EPEL and the plugin that locks."""
+
+
+def installed_rpm(packages: Mapping[str, Mapping[str, Any]]) -> Installed:
+    """The driver among *packages* (of read_packages); raises DriverError for one of another packager."""
+    others = sorted(name for name in packages if OTHER_BUILDS.fullmatch(name))
+    if others:
+        raise DriverError(
+            f"This host has a driver of another packager ({others[0]} {packages[others[0]]['version']}): RPM Fusion and"
+            " ELRepo name its parts differently, and mixing them with NVIDIA's breaks both; remove it with 'dnf remove"
+            f" {' '.join(others[:4])}', then repeat the run. Nothing was changed."
+        )
+    versions = [upstream(packages[name]["version"]) for name in USER_SPACE if is_installed(packages, name)]
+    flavours = [flavour for flavour, name in KMOD.items() if is_installed(packages, name)]
+    return Installed(
+        version=max(versions, key=version_key, default=None),
+        flavour=flavours[0] if len(flavours) == 1 else None,
+        source="nvidia" if versions or flavours else None,
+        broken=(),
+    )
+
+
+def enabled_repositories(root: Path) -> dict[str, bool]:
+    """Id -> whether it is enabled, of all files in /etc/yum.repos.d."""
+    found: dict[str, bool] = {}
+    for path in sorted((root / "etc/yum.repos.d").glob("*.repo")):
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read_string(path.read_text(encoding="utf-8", errors="replace"))
+        except configparser.Error:
+            continue
+        for name in parser.sections():
+            found[name] = parser.get(name, "enabled", fallback="1").strip().lower() in ("1", "yes", "true")
+    return found
+
+
+def rpm_source(repository: Repository) -> Source:
+    """NVIDIA's repository as a package source of DNF."""
+    return Source(NAME, repository.url, repository.key_urls[0], variable="gpu_driver_repository_url")
+
+
+def source_state(host: Host, repository: Repository | None, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """What the package source should be; keys as those of Debian's (repository.source_files)."""
+    none = Source(NAME, "", "")
+    paths = [none.path, none.key_path]
+    result: dict[str, Any] = {
+        "family": "redhat",
+        "url": None,
+        "key_urls": [],
+        "source": none.path,
+        "key": none.key_path,
+        "components": "",
+        "missing": False,
+        "files": [path for path in paths if (host.root / path.lstrip("/")).is_file()],
+        "foreign": False,
+        "foreign_files": [],
+        "display": "",
+    }
+    if repository is None:
+        return result
+    same = [entry["file"] for entry in sources if entry["uri"].rstrip("/") == repository.url.rstrip("/")]
+    foreign = [file for file in dict.fromkeys(same) if file != none.path]
+    written = host.read(host.root / none.path.lstrip("/")) == render(rpm_source(repository))
+    result.update(
+        url=repository.url,
+        key_urls=list(repository.key_urls),
+        foreign=bool(foreign),
+        foreign_files=foreign,
+        missing=not foreign and not (written and none.key_path in result["files"]),
+        display=decide.without_password(repository.url),
+    )
+    return result
+
+
+def rpm_plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
+    """The plan for one host; raises DriverError, before anything is changed, for what cannot be done."""
+    packages = read_packages(host.run, host.root)
+    if settings.state == "absent":
+        return _removal(host, settings, facts, packages)
+    gpus = facts["gpus"]
+    if not gpus:
+        return RpmPlan(reasons=["no NVIDIA GPU is on the PCI bus"])
+    decide.check_settings(settings)
+    check_use(gpus)
+    return RpmPlanner(host, settings, facts, packages).plan()
+
+
+class RpmPlanner(Planner):
+    """One plan for state present."""
+
+    result: RpmPlan
+    wanted: DriverPackages
+
+    def __init__(
+        self, host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.host, self.settings, self.facts, self.packages = host, settings, facts, packages
+        self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
+        self.installed = installed_rpm(packages)
+        self.source = rpm_names.rpm_repository(self.os, self.arch, settings.repository_url)
+        self.repository = self.source
+        self.signed = False
+        self.result = RpmPlan(source=settings.source, installed_version=self.installed.version)
+
+    def plan(self) -> RpmPlan:
+        settings, result = self.settings, self.result
+        every = read_sources(self.host.root)
+        sources = [source for source in every if source["file"] != rpm_source(self.source).path]
+        foreign = foreign_installs(self.host.run, self.host.root, self.packages)
+        decide.check_sources(settings, self.installed, sources, foreign, self.source.url)
+        decide.check_branch(settings)
+        kinds = decide.generations(settings, self.facts["gpus"])
+        result.flavour, why = decide.choose_flavour(settings, kinds, self.installed.flavour)
+        result.reasons.append(f"{result.flavour} modules for {', '.join(kinds)}: {why}")
+        self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
+        self.wanted = rpm_names.rpm_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
+        result.repository = source_state(self.host, self.source, every)
+        result.lock = list(self.wanted.lock)
+        kept = self._kept()
+        if kept is not None and self._stream_is_right():
+            result.version = kept
+            self._hold_only()
+            self._look_at_loaded()
+            return result
+        decide.check_secure_boot(self.facts.get("secure_boot"), False, self._is_enrolled(), False)
+        self._check_held()
+        result.changed_needed = True
+        result.headers = list(self.wanted.headers)
+        result.services = running_units(self.host, settings.services)
+        self._choose()
+        return result
+
+    def _stream_is_right(self) -> bool:
+        return self.wanted.stream in (None, dnf.read_stream(self.host.root, rpm_names.MODULE))
+
+    def _holdable(self) -> list[str]:
+        return sorted(name for name in self.packages if rpm_names.is_driver_rpm(name))
+
+    def _hold_only(self) -> None:
+        own = own_holds(self.host)
+        if not self.settings.hold:
+            self.result.unhold = sorted(name for name in own if self.packages.get(name, {}).get("held"))
+        else:
+            self.result.hold = [name for name in self._holdable() if not self.packages[name]["held"]]
+        self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+
+    def _check_held(self) -> None:
+        own = own_holds(self.host)
+        held = {name for name, package in self.packages.items() if package["held"]}
+        needed = {*self.wanted.exact, *self.wanted.independent, *self._holdable()}
+        others = sorted((held & needed) - own)
+        if others:
+            raise DriverError(
+                f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} locked at"
+                f" {self.packages[others[0]]['version']}, and not by this role; release with 'dnf versionlock delete"
+                f" {' '.join(others)}' and repeat the run, or set gpu_driver_version to what is installed. Nothing was"
+                " changed."
+            )
+        self.result.unhold = sorted(held & own)
+
+    def _choose(self) -> None:
+        """The exact packages; what DNF says of the transaction comes when it is tried, before anything is changed."""
+        settings, result, wanted = self.settings, self.result, self.wanted
+        url = self.source.url
+        where = decide.without_password(url)
+        offers = dnf.query(self.host.run, url, [*wanted.exact, *wanted.optional])
+        versions = [{offer.version for offer in offers if offer.name == name} for name in wanted.driver]
+        available = sorted(set.intersection(*versions))
+        keep = self.installed.version and decide.keeps(settings, self.installed)
+        version = str(self.installed.version) if keep else self._version_of(available, where)
+        result.version = version
+        decide.check_direction(settings, self.installed, version)
+        decide.check_version(settings, version, str(result.flavour), self.release, False)
+        exact = {name: dnf.newest(offers, name, settings.wanted_branch, version) for name in wanted.exact}
+        lacking = [name for name, offer in exact.items() if offer is None]
+        if lacking:
+            raise DriverError(
+                f"Cannot install driver {version}: {where} has no {', '.join(lacking)} of that version, and all parts"
+                " must have the same; set gpu_driver_version to another one, or mirror the missing packages."
+                " Nothing was changed."
+            )
+        more = {name: dnf.newest(offers, name, settings.wanted_branch, version) for name in wanted.optional}
+        chosen = {name: offer.evr for name, offer in {**exact, **more}.items() if offer is not None}
+        loose = dict.fromkeys((*wanted.independent, *wanted.headers, *self._running_headers()), "")
+        result.packages = {**chosen, **loose}
+        result.install = [f"{name}={version}" if version else name for name, version in result.packages.items()]
+        result.remove = [name for name in KMOD.values() if name not in chosen and is_installed(self.packages, name)]
+        result.stream = None if self._stream_is_right() else wanted.stream
+        self._prepare()
+        self._name_action(version)
+
+    def _version_of(self, available: Sequence[str], where: str) -> str:
+        return decide.choose_version(self.settings, self.installed, available, where)
+
+    def _running_headers(self) -> list[str]:
+        """Headers of the running kernel, which the metapackage leaves behind once a newer kernel is out."""
+        there = (self.host.root / f"lib/modules/{self.kernel}/build").exists()
+        return [] if there or not self.wanted.headers else [f"kernel-devel-uname-r = {self.kernel}"]
+
+    def _prepare(self) -> None:
+        """EPEL for dkms, with the repository that it builds on; and the plugin that locks."""
+        result, repositories = self.result, enabled_repositories(self.host.root)
+        if self.settings.hold and not (self.host.root / LOCK_PLUGIN).is_file():
+            result.prepare["python3-dnf-plugin-versionlock"] = ""
+        if is_installed(self.packages, "dkms"):
+            return
+        answer = self.host.run([*dnf.ENGLISH, "dnf", "--quiet", "repoquery", "--qf", dnf.QUERY_FORMAT, "dkms"])
+        if answer is not None and answer[0] == 0 and dnf.parse_query(answer[1]):
+            return
+        result.prepare.update(dict.fromkeys(rpm_names.epel_packages(self.os), ""))
+        builder = rpm_names.builder_repository(self.os, self.arch)
+        if rpm_names.rpm_release(self.os) != "9" and repositories.get(builder) is False:
+            result.enable.append(builder)
+        result.reasons.append("dkms comes from EPEL, which would be enabled")
+
+
+def _removal(
+    host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
+) -> RpmPlan:
+    """Everything of the driver goes; refuses while something uses a GPU that was not named to be stopped."""
+    there = sorted(name for name in packages if rpm_names.is_driver_rpm(name))
+    result = RpmPlan(action="remove" if there else "none", source=settings.source)
+    result.repository = source_state(host, None, [])
+    result.installed_version = installed_rpm(packages).version
+    if not there:
+        result.changed_needed = bool(result.repository["files"])
+        return result
+    check_removal(host, settings, facts)
+    held = {name for name in there if packages[name]["held"]}
+    others = sorted(held - own_holds(host))
+    if others:
+        raise DriverError(
+            f"Cannot remove the driver: {', '.join(others)} is locked, and not by this role; release with 'dnf"
+            f" versionlock delete {' '.join(others)}' and repeat the run. Nothing was changed."
+        )
+    result.remove, result.unhold = there, sorted(held)
+    result.services = running_units(host, settings.services)
+    result.changed_needed = True
+    result.reasons.append(f"driver {result.installed_version} would be removed")
+    return result
