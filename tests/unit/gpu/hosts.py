@@ -165,7 +165,7 @@ def topo(link: str, count: int = 2, nics: int = 0) -> str:
             " X " if row == column else (link if max(row, column) < count else "SYS") for column in range(len(names))
         ]
         rows.append("\t".join([name, *cells, *(["0-15", "0", "", "N/A"] if row < count else [])]))
-    return f"\x1b[4m{header}\x1b[0m\n" + "\n".join(rows) + "\n" + LEGEND
+    return header.replace("\t", "\t\x1b[4m", 1) + "\x1b[0m\n" + "\n".join(rows) + "\n" + LEGEND
 
 
 def acs_config(secondary: int, subordinate: int, control: int | None, length: int = 4096) -> bytes:
