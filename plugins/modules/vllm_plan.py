@@ -39,11 +39,15 @@ options:
   host_class:
     description:
       - Name of the host class. Without it, the group of the host that has the name of a known class, else the class
-        that O(facts) name.
+        that has the PCI ids of the GPUs in O(facts), or C(cpu) without GPUs.
+      - A class whose family is not that of the hardware is refused.
     type: str
   facts:
-    description: The C(gpu_facts) that M(socle.inference.gpu_facts) returned. Without them the hardware is not
-      checked.
+    description:
+      - The C(gpu_facts) that M(socle.inference.gpu_facts) returned, of schema C(socle.gpu_facts/2). Without them the
+        hardware is not checked.
+      - GPUs that are split by MIG, virtual, or not shown by the driver are refused, and so is a driver that is too old
+        for the class or for the C(cuda) of the serving profile.
     type: dict
   facts_file:
     description: A JSON file on the controller with such facts, used when O(facts) is not given, to plan for hosts
