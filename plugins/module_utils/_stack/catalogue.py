@@ -5,14 +5,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_containers,
     checks_driver,
     checks_hardware,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
+from ansible_collections.socle.inference.plugins.module_utils._stack.gather import gather_stack
+from ansible_collections.socle.inference.plugins.module_utils._stack.packages import Run
+
+FACTS_SCHEMA = "socle.gpu_facts/2"
+
+
+class CheckError(SocleError):
+    """A host cannot be checked with what was given."""
+
 
 CHECKS: tuple[Check, ...] = tuple(
     sorted((*checks_hardware.CHECKS, *checks_driver.CHECKS, *checks_containers.CHECKS), key=lambda check: check.id)
@@ -90,6 +101,41 @@ def find(
             }
         )
     return sorted(findings, key=lambda finding: (finding["severity"] != ERROR, finding["id"]))
+
+
+def _check_input(facts: Mapping[str, Any], ignore: Collection[str]) -> None:
+    schema = facts.get("schema")
+    if schema != FACTS_SCHEMA:
+        raise CheckError(
+            f"Cannot check this host: facts are of schema {schema!r}, expected {FACTS_SCHEMA!r}; give what gpu_facts"
+            " returned as gpu_facts."
+        )
+    unknown = sorted(set(ignore) - {check.id for check in CHECKS})
+    if unknown:
+        raise CheckError(
+            f"Cannot ignore {', '.join(unknown)}: there is no such check; docs/host-checks.md lists them all."
+        )
+
+
+def check_host(
+    run: Run,
+    root: Path,
+    sys_root: Path,
+    proc_root: Path,
+    facts: Mapping[str, Any],
+    intent: Mapping[str, Any],
+    stage: str,
+    ignore: Collection[str],
+) -> dict[str, Any]:
+    """{"findings", "checked", "stack"} of a host; raises CheckError for facts or ids that cannot be used."""
+    _check_input(facts, ignore)
+    stack = gather_stack(run, root, sys_root, proc_root, facts)
+    checks = due_checks(bool(facts.get("gpus")), stage, ignore)
+    return {
+        "findings": find(checks, facts, stack, intent),
+        "checked": [check.id for check in checks],
+        "stack": stack,
+    }
 
 
 def failure_message(findings: Sequence[Mapping[str, Any]]) -> str | None:

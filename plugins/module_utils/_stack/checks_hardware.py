@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     Tree,
     gpus,
     is_too_old,
+    label,
     those,
     tree,
 )
@@ -51,11 +52,21 @@ SMALL_BAR1_MIB = 1024
 SMALL_SHM_MIB = 1024
 
 
-def unknown_gpu(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+def no_class(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    problem = str(intent.get("class_problem") or "").rstrip(".")
+    if problem:
+        found, _semicolon, way = problem.rpartition("; ")
+        way = way if found else "correct host_class"
+        return {"found": found or problem, "way": f"{way[:1].upper()}{way[1:]}"}
     if intent.get("class") or facts.get("host_class") or not gpus(facts):
         return None
-    ids = sorted({str(gpu.get("pci_device_id")) for gpu in gpus(facts)})
-    return those(gpus(facts), ids=ids, id=ids[0])
+    first = str(gpus(facts)[0].get("pci_device_id"))
+    names = ", ".join(label(gpu) for gpu in gpus(facts))
+    way = (
+        f'Set host_class, or add a class in profiles/host_classes/NAME.yml of your data with pci_ids: ["{first}"],'
+        " after the pattern of one of the same family"
+    )
+    return {"found": f"No host class knows {names}, whose PCI id is {first}", "way": way}
 
 
 def class_contradiction(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -317,14 +328,14 @@ CHECKS = (
     ),
     Check(
         "SOC-H41",
-        "GPU of an unknown kind",
+        "No host class",
         ERROR,
         BOTH,
-        "No host class has the PCI id, and none is set.",
-        "No host class knows {gpus}: found PCI id {ids}.",
-        'Set host_class, or add the class: profiles/host_classes/NAME.yml in your data with pci_ids: ["{id}"]; an'
-        " existing class of the same family is the pattern.",
-        unknown_gpu,
+        "No host class has the PCI id and none is set, or the class could not be told (class_problem of gpu_facts).",
+        "{found}.",
+        "{way}.",
+        no_class,
+        needs_gpu=False,
     ),
     Check(
         "SOC-H42",

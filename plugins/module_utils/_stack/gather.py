@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,6 +56,8 @@ MODULES = (
     "mlx5_ib",
 )
 """Kernel modules whose presence the checks ask for."""
+DAEMON_KEYS = ("features", "default-runtime", "exec-opts", "default-ulimits", "log-driver")
+LOG_KEYS = ("max-size", "max-file")
 SIGNING_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
 """Where DKMS of Ubuntu and of Debian keeps the key that it signs modules with."""
 
@@ -118,6 +121,21 @@ def _cdi_specs(root: Path) -> list[dict[str, Any]]:
     return specs
 
 
+def _sources(root: Path) -> list[dict[str, str]]:
+    """Without the passwords that addresses of mirrors may hold: this is shown."""
+    return [{**source, "uri": re.sub(r"//[^/@]*@", "//", source["uri"])} for source in read_sources(root)]
+
+
+def _shown(daemon: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of daemon.json that matter here; others (proxies, log drivers) may hold passwords."""
+    shown = {key: daemon[key] for key in DAEMON_KEYS if key in daemon}
+    if isinstance(daemon.get("runtimes"), dict):
+        shown["runtimes"] = {name: {} for name in daemon["runtimes"]}
+    if isinstance(daemon.get("log-opts"), dict):
+        shown["log-opts"] = {key: daemon["log-opts"][key] for key in LOG_KEYS if key in daemon["log-opts"]}
+    return shown
+
+
 def _docker(root: Path, proc_root: Path, units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     path = root / "etc/docker/daemon.json"
     daemon, complaint = parse.parse_json_object(_read(path))
@@ -127,7 +145,7 @@ def _docker(root: Path, proc_root: Path, units: Mapping[str, Mapping[str, Any]])
     if path.is_file() and started and boot:
         # A second of margin: the kernel gives its time of boot in whole seconds.
         changed_since_start = path.stat().st_mtime > int(boot[0]) + started / 1e6 + 1
-    return {"daemon": daemon, "error": complaint, "changed_since_start": changed_since_start}
+    return {"daemon": _shown(daemon), "error": complaint, "changed_since_start": changed_since_start}
 
 
 def _cdi_dirs(root: Path) -> list[str] | None:
@@ -211,7 +229,7 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
     return {
         "schema": SCHEMA,
         "packages": packages,
-        "sources": read_sources(root),
+        "sources": _sources(root),
         "foreign": foreign_installs(run, root, packages) if with_gpu else [],
         "dkms": _dkms(run, root) if with_gpu else [],
         "units": units,

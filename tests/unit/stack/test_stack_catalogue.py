@@ -663,6 +663,14 @@ def test_a_branch_is_judged_by_its_newest_driver_and_an_installed_one_by_itself(
     assert [one["id"] for one in findings(host, "SOC-H20", "SOC-H14")] == ["SOC-H14", "SOC-H20"]
 
 
+def test_what_the_class_could_not_be_told_for_is_said_in_its_own_words() -> None:
+    host = Host()
+    host.intent["class_problem"] = "h1 has GPUs of several kinds (vGPU; x), but a host has one class; set host_class."
+    assert [(one["message"], one["remedy"]) for one in findings(host, "SOC-H41")] == [
+        ("h1 has GPUs of several kinds (vGPU; x), but a host has one class.", "Set host_class.")
+    ]
+
+
 def test_mixed_sources_are_known_in_all_their_forms() -> None:
     local = ("file:///var/nvidia-driver-local-repo-debian13-580.159.04", "nvidia-local")
     second = ("https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/", "nvidia-cuda")
