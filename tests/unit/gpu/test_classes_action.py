@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu.classes impor
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
-from tests.unit.gpu.hosts import PRODUCTS, Host
+from tests.unit.gpu.hosts import DRIVER, FIXTURES, PRODUCTS, SMI_TOPO, SMI_XML, Host
 
 ROOT = Path(__file__).parents[3]
 CLASSES = dict(Catalogue(DataPath([])).host_classes())
@@ -50,6 +50,19 @@ def test_a_host_is_of_one_class_with_and_without_its_driver(host: Host, key: str
     known = CLASSES[driven.name]
     assert {gpu["compute_capability"] for gpu in host.facts()["gpus"]} == {known.compute_capability}
     assert {gpu["architecture"] for gpu in host.facts()["gpus"]} == {known.architecture}
+
+
+def test_two_real_h200_are_just_as_their_class_says(host: Host) -> None:
+    folder = FIXTURES / "h200_x2"
+    host.captured_pci((folder / "pci.txt").read_text(encoding="utf-8"))
+    host.write("sys/module/nvidia/version", f"{DRIVER}\n")
+    host.commands = {
+        SMI_XML: (0, (folder / "nvidia-smi.xml").read_text(encoding="utf-8"), ""),
+        SMI_TOPO: (0, (folder / "topo.txt").read_text(encoding="utf-8"), ""),
+    }
+    found = resolve_class(host.facts(), CLASSES, None, "gpu1")
+    assert (found.name, found.count, list(found.warnings)) == ("h200_sxm_141g", 2, [])
+    assert [link["link"] for link in host.facts()["links"]] == [CLASSES["h200_sxm_141g"].nvlink_expected]
 
 
 PLAY = """
