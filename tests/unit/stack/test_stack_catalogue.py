@@ -686,11 +686,26 @@ def test_mixed_sources_are_known_in_all_their_forms() -> None:
     assert findings(host, "SOC-H22")
 
 
-def test_the_document_has_every_id_title_and_severity() -> None:
+def in_the_document(template: str) -> str:
+    """Placeholders are words in capitals there."""
+    text = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: match.group(1).upper(), template)
+    return text.replace("{{", "{").replace("}}", "}").replace("|", "\\|").replace("*", "\\*")
+
+
+def test_the_document_has_every_check_in_its_own_words() -> None:
     text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| (SOC-H\d\d) \|", text, re.MULTILINE)) == set(BY_ID) | set(PREVENTED)
     for check in CHECKS:
         row = re.search(rf"^\| {check.id} \|.*$", text, re.MULTILINE)
         assert row is not None
-        assert f"| {check.title} | {check.severity} |" in row.group(0)
-        assert check.detection in row.group(0)
+        stages = " and ".join(check.stages)
+        assert f"| {check.title} | {check.severity} | {stages} | {check.detection} |" in row.group(0)
+        for template in (check.sentence, check.remedy):
+            # What is a placeholder alone is described instead.
+            assert re.fullmatch(r"\{\w+\}\.?", template) or in_the_document(template) in row.group(0)
+
+
+def test_the_document_names_the_checks_of_hosts_without_gpus() -> None:
+    text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("- A host without an NVIDIA GPU"))
+    assert re.findall(r"SOC-H\d\d", line) == [check.id for check in due_checks(False, "all")]
