@@ -1,0 +1,334 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Settings are merged, tried, taken over and taken back; what somebody else set stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
+
+from .conftest import Commands
+
+FULL = Settings(needs_cdi=True, log_max_size="50m", log_max_files=3, nofile=1048576)
+SECRET = "http://user:hunter2@proxy.example.org:3128"
+
+OWN: dict[str, Any] = {
+    "exec-opts": ["native.cgroupdriver=systemd"],
+    "live-restore": True,
+    "data-root": "/data/docker",
+    "features": {"containerd-snapshotter": True},
+    "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}},
+}
+
+
+class Docker:
+    """A host with dockerd, and its settings."""
+
+    def __init__(self, commands: Commands, root: Path) -> None:
+        self.commands = commands
+        self.root = root
+        self.file = root / "etc/docker/daemon.json"
+        self.config = EngineConfig(commands, Files(), root, root / "var/lib/socle", lambda name: f"/usr/sbin/{name}")
+        commands.on("systemctl", "show", out="ActiveState=active\n")
+
+    def has(self, content: dict[str, Any] | str) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def bring(self, settings: Settings = FULL, version: str | None = "26.1.5", check: bool = False) -> Any:
+        return self.config.docker(settings, version, check=check)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.file.read_text())
+        return loaded
+
+    def restarts(self) -> int:
+        return self.commands.ran("systemctl", "restart", "docker.service")
+
+
+@pytest.fixture
+def docker(commands: Commands, tmp_path: Path) -> Docker:
+    return Docker(commands, tmp_path)
+
+
+def test_what_is_there_stays_and_what_is_missing_comes(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.commands.on("docker", "ps", out="a1\nb2\n")
+    outcome = docker.bring()
+    assert docker.content == {
+        **OWN,
+        "features": {"containerd-snapshotter": True, "cdi": True},
+        "log-driver": "json-file",
+        "log-opts": {"max-size": "50m", "max-file": "3"},
+        "default-ulimits": {"nofile": {"Name": "nofile", "Hard": 1048576, "Soft": 1048576}},
+    }
+    assert (outcome.changed, outcome.action, outcome.containers) == (True, "restart", 2)
+    assert docker.restarts() == 1
+
+
+def test_a_run_without_work_touches_neither_file_nor_daemon(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.bring()
+    before, stamp = docker.commands.calls.copy(), docker.file.stat().st_mtime_ns
+    outcome = docker.bring()
+    assert not outcome.changed and outcome.action == "none"
+    assert docker.file.stat().st_mtime_ns == stamp
+    assert [call[:2] for call in docker.commands.calls[len(before) :]] == [["systemctl", "show"]]
+
+
+def test_check_mode_says_what_would_come_and_writes_nothing(docker: Docker) -> None:
+    docker.has(OWN)
+    outcome = docker.bring(check=True)
+    assert outcome.action == "restart" and outcome.files[0]["path"] == "/etc/docker/daemon.json"
+    assert docker.content == OWN and docker.restarts() == 0
+    assert not (docker.root / "var/lib/socle").exists()
+
+
+@pytest.mark.parametrize("text", ['{"debug": true,}', "debug: true", '["debug"]'])
+def test_a_file_that_is_no_json_object_is_refused_in_one_sentence(docker: Docker, text: str) -> None:
+    docker.has(text)
+    with pytest.raises(
+        SocleError, match=r"Cannot add settings to /etc/docker/daemon.json.*Nothing was changed"
+    ) as caught:
+        docker.bring()
+    assert "\n" not in str(caught.value) and docker.file.read_text() == text and docker.restarts() == 0
+
+
+def test_settings_that_dockerd_refuses_never_reach_the_file(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.commands.on("--validate", rc=1, err="unable to configure the Docker daemon with file x: bad option\n")
+    with pytest.raises(SocleError, match=r"Docker refuses the settings.*bad option.*Nothing was changed"):
+        docker.bring()
+    assert docker.content == OWN and docker.restarts() == 0
+    assert not (docker.root / "run/socle/daemon.json").exists()
+
+
+def test_settings_are_tried_before_they_replace_the_file(docker: Docker) -> None:
+    docker.has(OWN)
+    tried: list[dict[str, Any]] = []
+
+    def validate(argv: list[str]) -> tuple[int, str, str]:
+        tried.append(json.loads(Path(argv[-1]).read_text()))
+        assert docker.content == OWN
+        return 0, "configuration OK", ""
+
+    docker.commands.do("--validate", then=validate)
+    docker.bring()
+    assert tried == [docker.content]
+
+
+def test_a_docker_that_does_not_come_back_gets_its_old_settings(docker: Docker) -> None:
+    docker.has(OWN)
+    answers = iter([(1, "", "Job for docker.service failed.\n"), (0, "", "")])
+    docker.commands.do("systemctl", "restart", "docker.service", then=lambda _argv: next(answers))
+    said = "Stopping docker.service\nunable to configure the Docker daemon: conflicting: log-driver\n"
+    docker.commands.on("journalctl", out=said)
+    with pytest.raises(SocleError, match=r"conflicting: log-driver.*runs again with the file as it was"):
+        docker.bring()
+    assert docker.content == OWN and docker.restarts() == 2
+    assert daemon_json.parse_ledger((docker.root / "var/lib/socle/container_engine/daemon-json.json").read_text()) == {}
+
+
+def test_settings_that_failed_on_a_host_without_a_file_leave_none(docker: Docker) -> None:
+    docker.commands.on("systemctl", "restart", "docker.service", rc=1, err="failed\n")
+    with pytest.raises(SocleError, match="does not start without them either"):
+        docker.bring()
+    assert not docker.file.exists()
+
+
+def test_an_interrupted_run_is_finished_by_the_next_one(docker: Docker) -> None:
+    def interrupted(_argv: list[str]) -> tuple[int, str, str]:
+        raise KeyboardInterrupt
+
+    docker.commands.do("systemctl", "restart", "docker.service", then=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        docker.bring()
+    docker.commands.on("systemctl", "restart", "docker.service")
+    outcome = docker.bring()
+    assert outcome.action == "restart" and outcome.changed
+    assert docker.bring().action == "none"
+
+
+def test_a_docker_that_is_down_is_started(docker: Docker) -> None:
+    docker.commands.on("systemctl", "show", out="ActiveState=inactive\n")
+    assert docker.bring().action == "start"
+    assert docker.commands.ran("systemctl", "start", "docker.service") == 1
+
+
+def test_a_mirror_alone_needs_only_a_reload(docker: Docker) -> None:
+    docker.bring()
+    outcome = docker.bring(Settings(**{**FULL.__dict__, "mirrors": ("https://mirror.example.org",)}))
+    assert outcome.action == "reload" and docker.commands.ran("systemctl", "reload", "docker.service") == 1
+    assert docker.content["registry-mirrors"] == ["https://mirror.example.org"]
+
+
+def test_what_is_taken_out_of_the_settings_goes_out_of_the_file(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.bring(Settings(**{**FULL.__dict__, "mirrors": ("https://m.example.org",), "no_proxy": "localhost"}))
+    docker.bring(Settings(needs_cdi=True))
+    assert docker.content == {**OWN, "features": {"containerd-snapshotter": True, "cdi": True}}
+
+
+def test_what_somebody_changed_since_stays(docker: Docker) -> None:
+    docker.bring()
+    docker.has({**docker.content, "log-opts": {"max-size": "5m", "max-file": "3"}})
+    docker.bring()
+    assert docker.content["log-opts"]["max-size"] == "5m"
+    docker.bring(Settings(needs_cdi=True))
+    assert docker.content["log-opts"] == {"max-size": "5m"}
+
+
+def test_a_new_size_of_logs_follows_the_settings(docker: Docker) -> None:
+    docker.bring()
+    docker.bring(Settings(**{**FULL.__dict__, "log_max_size": "100m"}))
+    assert docker.content["log-opts"]["max-size"] == "100m"
+
+
+@pytest.mark.parametrize("driver", ["journald", "local", "syslog"])
+def test_other_log_drivers_are_left_alone(docker: Docker, driver: str) -> None:
+    docker.has({"log-driver": driver})
+    docker.bring()
+    assert docker.content["log-driver"] == driver and "log-opts" not in docker.content
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "expected"),
+    [
+        ("26.1.5", {}, {"features": {"cdi": True}}),
+        ("28.1.1", {"features": {"buildkit": True}}, {"features": {"buildkit": True, "cdi": True}}),
+        ("28.2.0", {}, {}),
+        ("29.3.0", {"features": {"cdi": False}}, {"features": {"cdi": True}}),
+        (None, {}, {}),
+    ],
+)
+def test_cdi_is_switched_on_where_docker_has_it_off(
+    docker: Docker, version: str | None, before: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    docker.has(before)
+    docker.bring(Settings(needs_cdi=True), version)
+    assert docker.content == expected
+
+
+def test_an_upgrade_of_docker_costs_no_second_restart(docker: Docker) -> None:
+    docker.bring(version="26.1.5")
+    assert docker.bring(version="28.2.0").action == "none"
+
+
+def test_hosts_without_gpus_get_no_cdi(docker: Docker) -> None:
+    docker.bring(Settings(nofile=65536))
+    assert "features" not in docker.content
+
+
+def test_a_password_reaches_the_file_and_nothing_else(docker: Docker) -> None:
+    outcome = docker.bring(Settings(https_proxy=SECRET, no_proxy="localhost,10.0.0.0/8"))
+    assert docker.content["proxies"] == {"https-proxy": SECRET, "no-proxy": "localhost,10.0.0.0/8"}
+    assert docker.file.stat().st_mode & 0o777 == 0o600
+    assert "hunter2" not in repr(outcome) and "proxy.example.org:3128" in repr(outcome)
+    ledger = docker.root / "var/lib/socle/container_engine/daemon-json.json"
+    assert "hunter2" not in ledger.read_text() and ledger.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_modes_of_a_file_without_secrets_stay(docker: Docker) -> None:
+    docker.has({})
+    docker.file.chmod(0o640)
+    docker.bring()
+    assert docker.file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_docker_too_old_for_proxies_is_a_sentence(docker: Docker) -> None:
+    with pytest.raises(SocleError, match=r"Cannot set a proxy for Docker 20.10.24"):
+        docker.bring(Settings(http_proxy="http://p.example.org:3128"), "20.10.24")
+    assert not docker.file.exists()
+
+
+def test_nvidia_as_the_default_runtime_is_kept_and_named(docker: Docker) -> None:
+    docker.has({"default-runtime": "nvidia"})
+    assert "default-runtime" in docker.bring().warnings[0]
+    assert docker.content["default-runtime"] == "nvidia"
+
+
+@pytest.mark.parametrize(
+    "mirror", ["mirror.example.org", "ftp://x.example.org", "https://user:pw@x.example.org", "https://"]
+)
+def test_an_address_that_is_no_mirror_is_refused(docker: Docker, mirror: str) -> None:
+    with pytest.raises(SocleError, match="Cannot use a registry mirror") as caught:
+        docker.bring(Settings(mirrors=(mirror,)))
+    assert "pw@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["50 megabytes", "m", "0", "-1"])
+def test_a_size_that_is_none_is_refused(docker: Docker, size: str) -> None:
+    with pytest.raises(SocleError, match="as the size of a log"):
+        docker.bring(Settings(log_max_size=size))
+
+
+CONTAINERS_542 = """# Written by socle; put your own settings into a file of another name.
+
+[containers]
+log_size_max = 52428800
+
+[engine]
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "dirs"), [("4.9.3", False), ("5.0.3", False), ("5.1.0", True), ("5.4.2", True), (None, True)]
+)
+def test_cdi_folders_are_spelt_out_for_podmans_that_know_the_key(version: str | None, dirs: bool) -> None:
+    assert ("cdi_spec_dirs" in dropins.containers_conf(FULL, version)) is dirs
+
+
+def test_podmans_settings_are_drop_ins(commands: Commands, tmp_path: Path) -> None:
+    main = tmp_path / "etc/containers/containers.conf"
+    main.parent.mkdir(parents=True)
+    main.write_text("[containers]\npids_limit = 0\n")
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    assert config.podman(FULL, "5.4.2", check=True).changed and commands.calls == []
+    outcome = config.podman(FULL, "5.4.2")
+    assert [file["path"] for file in outcome.files] == ["/etc/containers/containers.conf.d/50-socle.conf"]
+    assert (tmp_path / dropins.CONTAINERS).read_text() == CONTAINERS_542
+    assert main.read_text() == "[containers]\npids_limit = 0\n"
+    asked = len(commands.calls)
+    assert not config.podman(FULL, "5.4.2").changed and len(commands.calls) == asked
+
+
+def test_podmans_mirrors_come_and_go(commands: Commands, tmp_path: Path) -> None:
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    config.podman(Settings(mirrors=("https://m.example.org:5000/hub/", "http://10.0.0.5:5000")), "5.4.2")
+    text = (tmp_path / dropins.REGISTRIES).read_text()
+    assert text.split("\n\n", 1)[1] == (
+        '[[registry]]\nprefix = "docker.io"\nlocation = "docker.io"\n\n'
+        '[[registry.mirror]]\nlocation = "m.example.org:5000/hub"\n\n'
+        '[[registry.mirror]]\nlocation = "10.0.0.5:5000"\ninsecure = true\n'
+    )
+    assert config.podman(Settings(), "5.4.2").changed
+    assert not (tmp_path / dropins.REGISTRIES).exists() and not (tmp_path / dropins.CONTAINERS).exists()
+
+
+def test_podmans_proxies_are_secret_and_keep_the_users_variables(commands: Commands, tmp_path: Path) -> None:
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    outcome = config.podman(Settings(https_proxy=SECRET), "5.4.2")
+    path = tmp_path / dropins.CONTAINERS
+    assert f'env = ["https_proxy={SECRET}", "HTTPS_PROXY={SECRET}", {{append=true}}]' in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600 and "hunter2" not in repr(outcome)
+    assert "append" not in dropins.containers_conf(Settings(https_proxy=SECRET), "4.6.2")
+
+
+def test_settings_that_podman_cannot_read_are_taken_back(commands: Commands, tmp_path: Path) -> None:
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    config.podman(FULL, "5.4.2")
+    commands.on("podman", "info", rc=125, err=f"Error: decode {SECRET}: bad\n")
+    with pytest.raises(SocleError, match="Podman does not work with the settings") as caught:
+        config.podman(Settings(log_max_size="10m"), "5.4.2")
+    assert "hunter2" not in str(caught.value) + repr(caught.value.fields)
+    assert (tmp_path / dropins.CONTAINERS).read_text() == CONTAINERS_542

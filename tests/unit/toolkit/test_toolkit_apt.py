@@ -1,0 +1,287 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Packages and sources of apt: tried first, exact, and undone when they do not work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import apt
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.apt_source import AptSource, Source
+
+from .conftest import Commands
+
+POLICY = """podman:
+  Installed: 4.3.1+ds1-8+deb12u1+b3
+  Candidate: 4.3.1+ds1-8+deb12u1+b3
+  Version table:
+ *** 4.3.1+ds1-8+deb12u1+b3 500
+        500 http://deb.debian.org/debian bookworm/main amd64 Packages
+        100 /var/lib/dpkg/status
+docker.io:
+  Installed: (none)
+  Candidate: 20.10.24+dfsg1-1+deb12u1+b6
+  Version table:
+     20.10.24+dfsg1-1+deb12u1+b6 500
+        500 http://deb.debian.org/debian bookworm/main amd64 Packages
+     20.10.5+dfsg1-1 -1
+        100 /var/lib/dpkg/status
+docker-cli:
+  Installed: (none)
+  Candidate: (none)
+  Version table:
+"""
+
+KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"
+LINE = "{name}\t{version}\t{want}\t{status}\n"
+
+TOOLKIT = Source(
+    name="nvidia-container-toolkit",
+    uri="https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
+    key_url="https://nvidia.github.io/libnvidia-container/gpgkey",
+    replaces=["/etc/apt/sources.list.d/nvidia-docker.list"],
+    expect={"nvidia-container-toolkit": "1.20.0-1"},
+    variable="gpu_container_toolkit_repository_url",
+)
+
+
+def policy(*versions: str) -> str:
+    table = "".join(f"     {version} 500\n        500 https://example.org/ Packages\n" for version in versions)
+    return f"nvidia-container-toolkit:\n  Installed: (none)\n  Candidate: {versions[0]}\n  Version table:\n{table}"
+
+
+def state(name: str, version: str = "1.20.0-1", want: str = "install", status: str = "installed") -> str:
+    return LINE.format(name=name, version=version, want=want, status=status)
+
+
+def test_policy_tells_what_is_installed_and_what_is_on_offer() -> None:
+    found = apt.parse_policy(POLICY)
+    assert found["podman"] == apt.Policy(
+        "4.3.1+ds1-8+deb12u1+b3", "4.3.1+ds1-8+deb12u1+b3", ("4.3.1+ds1-8+deb12u1+b3",)
+    )
+    assert found["docker.io"].installed is None
+    assert found["docker.io"].versions == ("20.10.24+dfsg1-1+deb12u1+b6",)
+    assert found["docker-cli"] == apt.Policy()
+
+
+def test_packages_as_they_should_be_cost_one_look(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", want="hold"))
+    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True))
+    assert not outcome.changed and len(commands.calls) == 1
+
+
+def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands: Commands) -> None:
+    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": ""}, hold=True))
+    steps = [call for call in commands.calls if "install" in call]
+    assert ["-s" in step for step in steps] == [True, False, False]
+    assert ["--download-only" in step for step in steps] == [False, True, False]
+    assert all({"a=1.20.0-1", "b", "--no-remove"} <= set(step) for step in steps)
+    assert outcome.actions == ["install a=1.20.0-1, b", "hold a, b"]
+    assert commands.ran("apt-mark", "hold", "a", "b") == 1
+
+
+def test_a_half_configured_package_is_finished(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", want="hold", status="half-configured"))
+    assert apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True)).actions == ["install a=1.20.0-1"]
+
+
+def test_check_mode_simulates_only(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", version="1.18.2-1"))
+    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True), check=True)
+    assert outcome.changed and outcome.before == {"a": "1.18.2-1"} and outcome.after == {"a": "1.20.0-1, held"}
+    assert [call for call in commands.calls if "install" in call and "-s" not in call] == []
+    assert commands.ran("apt-mark") == 0
+
+
+def test_only_a_missing_hold_is_set_alone(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", want="hold") + state("b"))
+    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
+    assert outcome.actions == ["hold b"] and commands.ran("apt-get") == 0
+
+
+def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands) -> None:
+    commands.on(
+        "-s",
+        "install",
+        rc=100,
+        out=" a : Depends: libc6 (>= 3) but 2.36 is to be installed\n",
+        err="E: Unable to correct problems, you have held broken packages.\n",
+    )
+    with pytest.raises(ToolkitError, match=r"a : Depends: libc6 .*Nothing was changed") as caught:
+        apt.install(commands, apt.Wanted({"a": ""}))
+    assert "\n" not in str(caught.value)
+    assert commands.ran("--download-only") == 0
+
+
+def test_a_download_that_fails_is_tried_again_with_fresh_lists(commands: Commands) -> None:
+    answers = iter([(100, "", "E: Failed to fetch http://x/a.deb  404  Not Found\n"), (0, "", "")])
+    commands.do("--download-only", then=lambda _argv: next(answers))
+    assert apt.install(commands, apt.Wanted({"a": ""})).changed
+    assert commands.ran("apt-get", "update") == 1
+
+
+def test_a_download_that_keeps_failing_installs_nothing(commands: Commands) -> None:
+    commands.on("--download-only", rc=100, err="E: Failed to fetch http://x/a.deb  404  Not Found\n")
+    with pytest.raises(ToolkitError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*Nothing was changed"):
+        apt.install(commands, apt.Wanted({"a": ""}))
+    assert [call for call in commands.calls if "install" in call and not {"-s", "--download-only"} & set(call)] == []
+
+
+def test_a_package_that_breaks_half_way_says_how_to_go_on(commands: Commands) -> None:
+    def answer(argv: list[str]) -> tuple[int, str, str]:
+        return (0, "", "") if {"-s", "--download-only"} & set(argv) else (100, "", "dpkg: error processing package a\n")
+
+    commands.do("apt-get", "install", then=answer)
+    with pytest.raises(ToolkitError, match="dpkg: error processing package a; look at 'dpkg --audit'"):
+        apt.install(commands, apt.Wanted({"a": ""}))
+
+
+def test_downgrades_are_only_made_on_request(commands: Commands) -> None:
+    apt.install(commands, apt.Wanted({"a": "1"}))
+    assert commands.ran("--allow-downgrades") == 0
+    apt.install(commands, apt.Wanted({"a": "1"}, downgrade=True))
+    assert commands.ran("--allow-downgrades") == 3
+
+
+def test_removal_takes_holds_and_settings_too(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", want="hold") + state("b", status="config-files"))
+    commands.on("-s", "purge", out="Purg a [1.20.0-1]\nPurg b [1.20.0-1]\n")
+    outcome = apt.remove(commands, ["a", "b", "c"])
+    assert outcome.actions == ["remove a, b"]
+    assert commands.ran("apt-mark", "unhold", "a") == 1
+    assert [call[-2:] for call in commands.calls if "purge" in call and "-s" not in call] == [["a", "b"]]
+
+
+def test_removal_that_would_take_others_along_is_refused(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a"))
+    commands.on("-s", "purge", out="Remv precious [1.0]\nPurg a [1.20.0-1]\n")
+    with pytest.raises(ToolkitError, match="would also remove precious"):
+        apt.remove(commands, ["a"])
+    assert [call for call in commands.calls if "purge" in call and "-s" not in call] == []
+
+
+def test_removal_of_what_is_not_there_does_nothing(commands: Commands) -> None:
+    assert not apt.remove(commands, ["a"]).changed
+    assert len(commands.calls) == 1
+
+
+class Web:
+    """What the key's address answers."""
+
+    def __init__(self, content: bytes | OSError = KEY) -> None:
+        self.content = content
+        self.asked = 0
+
+    def __call__(self, url: str) -> bytes:
+        self.asked += 1
+        if isinstance(self.content, OSError):
+            raise self.content
+        return self.content
+
+
+def written(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_source_is_written_with_its_key_and_old_ones_go(commands: Commands, tmp_path: Path) -> None:
+    old = tmp_path / "etc/apt/sources.list.d/nvidia-docker.list"
+    old.parent.mkdir(parents=True)
+    old.write_text("deb https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n")
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1", "1.18.2-1"))
+    web = Web()
+    result = AptSource(commands, Files(), tmp_path, web).present(TOOLKIT)
+    assert result["changed"] and result["removed"] == ["/etc/apt/sources.list.d/nvidia-docker.list"]
+    assert written(tmp_path) == {
+        "etc/apt/sources.list.d/nvidia-container-toolkit.sources": "# Written by socle.\n"
+        "Types: deb\n"
+        "URIs: https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)\n"
+        "Suites: /\n"
+        "Signed-By: /etc/apt/keyrings/nvidia-container-toolkit.asc\n",
+        "etc/apt/keyrings/nvidia-container-toolkit.asc": KEY.decode(),
+    }
+    again = AptSource(commands, Files(), tmp_path, web).present(TOOLKIT)
+    assert not again["changed"] and web.asked == 1
+
+
+def test_a_source_that_cannot_be_read_leaves_the_host_as_it_was(commands: Commands, tmp_path: Path) -> None:
+    old = tmp_path / "etc/apt/sources.list.d/nvidia-docker.list"
+    old.parent.mkdir(parents=True)
+    old.write_text("deb x /\n")
+    commands.on("update", rc=100, err="E: Failed to fetch https://nvidia.github.io/InRelease  Could not resolve\n")
+    with pytest.raises(
+        ToolkitError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*Nothing was changed"
+    ):
+        AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
+    assert list(written(tmp_path)) == ["etc/apt/sources.list.d/nvidia-docker.list"]
+
+
+def test_a_version_that_the_source_lacks_is_named_with_those_that_it_has(commands: Commands, tmp_path: Path) -> None:
+    commands.on("apt-cache", "policy", out=policy("1.19.1-1", "1.18.2-1"))
+    with pytest.raises(
+        ToolkitError, match=r"Cannot install nvidia-container-toolkit 1.20.0-1: .* offers 1.19.1-1, 1.18.2-1"
+    ):
+        AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
+    assert written(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("web", "reason"),
+    [
+        (Web(OSError("timed out")), "Cannot fetch the signing key .*: timed out"),
+        (Web(b"<html>Please log in</html>"), "no OpenPGP public key"),
+    ],
+)
+def test_a_key_that_does_not_come_is_a_sentence(commands: Commands, tmp_path: Path, web: Web, reason: str) -> None:
+    with pytest.raises(ToolkitError, match=reason):
+        AptSource(commands, Files(), tmp_path, web).present(TOOLKIT)
+    assert written(tmp_path) == {} and commands.ran("update") == 0
+
+
+def test_a_source_that_fails_beside_the_others_is_taken_back(commands: Commands, tmp_path: Path) -> None:
+    old = tmp_path / "etc/apt/sources.list.d/nvidia-docker.list"
+    old.parent.mkdir(parents=True)
+    old.write_text("deb x /\n")
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    commands.on("APT::Get::List-Cleanup=0", "update", rc=100, err="E: Conflicting values set for option Signed-By\n")
+    with pytest.raises(ToolkitError, match=r"Conflicting values.*as they were"):
+        AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
+    assert written(tmp_path) == {"etc/apt/sources.list.d/nvidia-docker.list": "deb x /\n"}
+
+
+def test_check_mode_tries_the_source_and_writes_nothing(commands: Commands, tmp_path: Path) -> None:
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    result = AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT, check=True)
+    assert result["changed"] and "Signed-By" in result["after"]
+    assert written(tmp_path) == {}
+    assert all("Dir::Etc::sourceparts=-" in call for call in commands.calls if "update" in call)
+
+
+def test_a_written_source_with_old_lists_reads_them_again(commands: Commands, tmp_path: Path) -> None:
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    sources = AptSource(commands, Files(), tmp_path, Web())
+    sources.present(TOOLKIT)
+    seen = {"fresh": False}
+
+    def answer(argv: list[str]) -> tuple[int, str, str]:
+        trial = any(word.startswith("Dir::State::lists") for word in argv)
+        return 0, policy("1.20.0-1" if trial or seen["fresh"] else "1.18.2-1"), ""
+
+    def update(argv: list[str]) -> tuple[int, str, str]:
+        seen["fresh"] = True
+        return 0, "", ""
+
+    commands.do("apt-cache", "policy", then=answer)
+    commands.do("APT::Get::List-Cleanup=0", "update", then=update)
+    assert not sources.present(TOOLKIT)["changed"] and seen["fresh"]
+
+
+def test_removal_of_a_source_takes_the_key_too(commands: Commands, tmp_path: Path) -> None:
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    sources = AptSource(commands, Files(), tmp_path, Web())
+    sources.present(TOOLKIT)
+    assert sources.absent(TOOLKIT, check=True)["changed"] and written(tmp_path)
+    assert sources.absent(TOOLKIT)["changed"] and written(tmp_path) == {}
+    assert not sources.absent(TOOLKIT)["changed"]
