@@ -1,0 +1,92 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which packages and sources the toolkit brings, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.toolkit_plan import PACKAGES, plan
+
+URL = "https://nvidia.github.io/libnvidia-container"
+DEBIAN = {"id": "debian", "id_like": []}
+
+
+def packages(version: str = "1.20.0-1", held: bool = True, names: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    return {name: {"version": version, "status": "installed", "held": held} for name in names}
+
+
+def test_a_bare_host_gets_all_four_at_one_version(tmp_path: Path) -> None:
+    found = plan({}, DEBIAN, "1.20.0", URL + "/", root=tmp_path)
+    assert found["due"] and found["packages"] == dict.fromkeys(PACKAGES, "1.20.0-1") and len(PACKAGES) == 4
+    assert found["repository"] == {
+        "name": "nvidia-container-toolkit",
+        "uri": "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
+        "key_url": "https://nvidia.github.io/libnvidia-container/gpgkey",
+    }
+
+
+@pytest.mark.parametrize(
+    ("there", "due"),
+    [
+        (packages(), False),
+        (packages(held=False), True),
+        (packages("1.18.2-1"), True),
+        (packages(names=PACKAGES[:3]), True),
+        ({**packages(), PACKAGES[0]: {"version": "1.20.0-1", "status": "half-configured", "held": True}}, True),
+    ],
+)
+def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, tmp_path: Path) -> None:
+    assert plan(there, DEBIAN, "1.20.0", URL, root=tmp_path)["due"] is due
+
+
+def test_a_newer_toolkit_is_not_replaced_unless_asked(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match=r"Will not replace libnvidia-container-tools 1.20.0 by the older 1.18.2"):
+        plan(packages(), DEBIAN, "1.18.2", URL, root=tmp_path)
+    assert plan(packages(), DEBIAN, "1.18.2", URL, downgrade=True, root=tmp_path)["due"]
+
+
+def test_a_refused_version_is_refused_before_anything(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match="ordering cycle"):
+        plan({}, DEBIAN, "1.19.0", URL, root=tmp_path)
+
+
+def test_a_removal_refuses_no_version(tmp_path: Path) -> None:
+    assert plan(packages("1.19.0-1"), DEBIAN, "1.19.0", URL, remove=True, root=tmp_path)["due"]
+    assert not plan({}, DEBIAN, "1.19.0", URL, remove=True, root=tmp_path)["due"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nvidia-docker.list", "deb https://nvidia.github.io/nvidia-docker/debian11/$(ARCH) /"),
+        ("libnvidia-container.list", "deb https://nvidia.github.io/libnvidia-container/stable/debian11/$(ARCH) /"),
+        ("nvidia-container-runtime.list", "deb https://nvidia.github.io/nvidia-container-runtime/debian11/$(ARCH) /"),
+        ("nvidia-container-toolkit.list", f"deb [signed-by=/x.gpg] {URL}/stable/deb/$(ARCH) /"),
+    ],
+)
+def test_older_definitions_of_the_repository_go(name: str, line: str, tmp_path: Path) -> None:
+    folder = tmp_path / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(line + "\n")
+    found = plan(packages(), DEBIAN, "1.20.0", URL, root=tmp_path)
+    assert found["due"] and found["replaces"] == [f"/etc/apt/sources.list.d/{name}"]
+
+
+def test_our_own_definition_and_the_drivers_repository_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True)
+    (folder / "nvidia-container-toolkit.sources").write_text(f"Types: deb\nURIs: {URL}/stable/deb/amd64\nSuites: /\n")
+    cuda = "deb https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/ /\n"
+    (folder / "cuda-debian13-x86_64.list").write_text(cuda)
+    found = plan(packages(), DEBIAN, "1.20.0", URL, root=tmp_path)
+    assert not found["due"] and found["replaces"] == []
+
+
+def test_the_rpm_family_gets_the_repositorys_rpm_half(tmp_path: Path) -> None:
+    found = plan({}, {"id": "rocky", "id_like": ["rhel"]}, "1.20.0", URL, root=tmp_path)
+    assert found["family"] == "redhat"
+    assert found["repository"]["baseurl"] == f"{URL}/stable/rpm/$basearch"
