@@ -465,6 +465,8 @@ def modprobe(words: list) -> None:
         if name == "nvidia_current":
             name = "nvidia"
         try:
+            if remove and name in NEEDS and not (SYS / "module" / name).exists():
+                continue
             if remove:
                 unload(name, "modprobe", dependencies=True)
             elif name not in NEEDS or (dry and module_file(name, running()) is None):
