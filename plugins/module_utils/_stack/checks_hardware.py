@@ -222,8 +222,8 @@ def weak_nvlink(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 
 
 def mixed_models(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    kinds = {str(gpu.get("product") or gpu.get("pci_device_id")) for gpu in gpus(facts)}
-    return {"models": sorted(kinds)} if len(kinds) > 1 else None
+    kinds = {gpu.get("pci_device_id"): str(gpu.get("product") or gpu.get("pci_device_id")) for gpu in gpus(facts)}
+    return {"models": sorted(kinds.values())} if len(kinds) > 1 else None
 
 
 def foreign_processes(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -507,7 +507,7 @@ CHECKS = (
         "GPUs of several kinds",
         WARNING,
         BOTH,
-        "More than one product, or PCI id before the driver.",
+        "More than one PCI id among the GPUs.",
         "This host has GPUs of several kinds ({models}): an instance over both runs at the slower one's pace, if at"
         " all.",
         "Name the GPUs of each instance with gpus.",

@@ -448,9 +448,9 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         lambda h: h.stack.pop("reboot"),
     ),
     "SOC-H87": (
-        lambda h: h.gpu.update(product="NVIDIA A100-SXM4-40GB"),
+        lambda h: h.gpu.update(product="NVIDIA A100-SXM4-40GB", pci_device_id="10de:20b0"),
         "NVIDIA A100-SXM4-40GB, NVIDIA A100-SXM4-80GB",
-        lambda h: h.gpu.update(pci_subsystem_id="10de:0000"),
+        lambda h: h.gpu.update(product=None),
     ),
     "SOC-H88": (
         lambda h: h.facts["links"][0].update(link="NV8"),
