@@ -125,8 +125,8 @@ def source_files(
     """What the package sources should be.
 
     {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text
-    of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our files
-    that are there, "foreign": whether other files ("foreign_files") name the same repository, which are used}.
+    of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our
+    files that are there, "foreign": whether other files ("foreign_files") name the same repository, and serve as well}.
     """
     own = [OWN_SOURCE, COMPONENTS_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
