@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue import host_findings_lines
+from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue import (
+    host_findings_failure,
+    host_findings_lines,
+)
 
 
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"host_findings_lines": host_findings_lines}
+        return {"host_findings_failure": host_findings_failure, "host_findings_lines": host_findings_lines}

@@ -144,6 +144,14 @@ def failure_message(findings: Sequence[Mapping[str, Any]]) -> str | None:
     return "\n".join(lines) or None
 
 
+def host_findings_failure(findings: Sequence[Mapping[str, Any]], host: str) -> str:
+    """What a play fails with: the one error, or which errors there are when their text stands above."""
+    errors = [one for one in findings if one["severity"] == ERROR]
+    if len(errors) == 1:
+        return f"{host}, {errors[0]['id']}: {errors[0]['message']} {errors[0]['remedy']}"
+    return f"{host} has {len(errors)} errors, told above with their remedies: {', '.join(one['id'] for one in errors)}."
+
+
 def host_findings_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Findings as lines for a terminal: id, severity and title, then sentence and remedy indented."""
     lines = []
