@@ -82,7 +82,11 @@ def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = ()) -> list
 def find(
     checks: Sequence[Check], facts: Mapping[str, Any], stack: Mapping[str, Any], intent: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Findings, errors first: [{"id", "severity", "title", "message", "remedy", "evidence"}]."""
+    """Findings, errors first: [{"id", "severity", "title", "message", "remedy", "evidence"}].
+
+    *intent* has the options of host_checks, and "stage": before the roles ran, a driver or toolkit that is there says
+    nothing about the one that comes.
+    """
     findings = []
     for check in checks:
         evidence = check.detect(facts, stack, intent)
@@ -132,29 +136,38 @@ def check_host(
     stack = gather_stack(run, root, sys_root, proc_root, facts)
     checks = due_checks(bool(facts.get("gpus")), stage, ignore)
     return {
-        "findings": find(checks, facts, stack, intent),
+        "findings": find(checks, facts, stack, {**intent, "stage": stage}),
         "checked": [check.id for check in checks],
         "stack": stack,
     }
 
 
-def failure_message(findings: Sequence[Mapping[str, Any]]) -> str | None:
-    """One line for each error, or None without errors."""
+def failure_message(findings: Sequence[Mapping[str, Any]], host: str = "") -> str | None:
+    """One line for each error, after one that names the host if given; None without errors."""
     lines = [f"{one['id']}: {one['message']} {one['remedy']}" for one in findings if one["severity"] == ERROR]
-    return "\n".join(lines) or None
+    if not lines:
+        return None
+    return "\n".join([*([f"{host} is not fit to serve ({_count(len(lines), 'error')}):"] if host else []), *lines])
 
 
-def host_findings_failure(findings: Sequence[Mapping[str, Any]], host: str) -> str:
-    """What a play fails with: the one error, or which errors there are when their text stands above."""
-    errors = [one for one in findings if one["severity"] == ERROR]
-    if len(errors) == 1:
-        return f"{host}, {errors[0]['id']}: {errors[0]['message']} {errors[0]['remedy']}"
-    return f"{host} has {len(errors)} errors, told above with their remedies: {', '.join(one['id'] for one in errors)}."
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def host_findings_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Findings as lines for a terminal: id, severity and title, then sentence and remedy indented."""
+def host_findings_failure(findings: Sequence[Mapping[str, Any]], host: str = "") -> str:
+    """The message to fail a host with; "" without errors."""
+    return failure_message(findings, host) or ""
+
+
+def host_findings_lines(findings: Sequence[Mapping[str, Any]], host: str = "") -> list[str]:
+    """Findings as lines for a terminal: id, severity and title, then sentence and remedy indented.
+
+    With *host* a line before them names it and counts them.
+    """
     lines = []
+    if host and findings:
+        errors = sum(one["severity"] == ERROR for one in findings)
+        lines.append(f"{host}: {_count(errors, 'error')}, {_count(len(findings) - errors, 'warning')}")
     for one in findings:
         lines += [f"{one['id']}  {one['severity']:<7}  {one['title']}", f"  {one['message']}", f"  {one['remedy']}"]
     return lines

@@ -10,6 +10,8 @@ from typing import Any, Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OPEN_ONLY, PROPRIETARY_ONLY
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import branch_of, version_key
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES, select
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 BEFORE = "before"
 AFTER = "after"
@@ -118,11 +120,18 @@ def driver_to_be(facts: Tree, intent: Tree) -> tuple[str, tuple[int, ...]] | Non
     loaded, branch = tree(facts, "driver").get("version"), intent.get("driver_branch")
     if intent.get("driver_version"):
         return str(intent["driver_version"]), version_key(str(intent["driver_version"]))
+    if not branch and is_before(intent):
+        return None
     if loaded and (not branch or branch_of(loaded) == str(branch)):
         return str(loaded), version_key(loaded)
     if branch:
         return f"{branch} (the newest of the branch)", (*version_key(str(branch)), NEWEST, NEWEST)
     return None
+
+
+def is_before(intent: Tree) -> bool:
+    """Whether roles are still to run, so that what is there now may be replaced."""
+    return intent.get("stage") == BEFORE
 
 
 def flavour_to_be(facts: Tree, intent: Tree) -> str:
@@ -131,22 +140,27 @@ def flavour_to_be(facts: Tree, intent: Tree) -> str:
     asked = intent.get("driver_flavour")
     if asked in ("open", "proprietary"):
         return str(asked)
-    if asked is None and (driver.get("flavour") or driver.get("disk_flavour")):
-        return str(driver.get("flavour") or driver.get("disk_flavour"))
+    found = driver.get("flavour") or driver.get("disk_flavour")
+    if found and not is_before(intent):
+        return str(found)
     return "proprietary" if any(is_too_old(gpu) for gpu in gpus(facts)) else "open"
 
 
 def engine_of(facts: Tree, intent: Tree) -> str | None:
-    """The container engine that runs the instances."""
+    """The container engine that runs the instances: as asked for, else the one that suits, else any that is there."""
     asked = intent.get("engine")
-    return str(asked) if asked in ("podman", "docker") else tree(facts, "engine").get("name")
+    if asked in ENGINES:
+        return str(asked)
+    engines = {name: tree(facts, "engines").get(name) for name in ENGINES}
+    try:
+        return select("auto", engines, needs_cdi=bool(gpus(facts)))
+    except EngineError:
+        return tree(facts, "engine").get("name")
 
 
 def engine_version(facts: Tree, engine: str) -> tuple[int, ...] | None:
     """Its sort key, None when it is not installed."""
     version = tree(facts, "engines").get(engine)
-    if version is None and tree(facts, "engine").get("name") == engine:
-        version = tree(facts, "engine").get("version")
     return version_key(str(version)) if version else None
 
 

@@ -21,6 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     engine_of,
     engine_version,
     gpus,
+    is_before,
     label,
     tree,
 )
@@ -54,7 +55,9 @@ DEFAULT_CDI_DIRS = ("/etc/cdi",)
 
 
 def _toolkit_to_be(facts: Tree, intent: Tree) -> str | None:
-    version = intent.get("toolkit_version") or tree(facts, "toolkit").get("version")
+    version = intent.get("toolkit_version")
+    if not version and not is_before(intent):
+        version = tree(facts, "toolkit").get("version")
     return str(version) if version else None
 
 
@@ -487,7 +490,7 @@ CHECKS = (
     Check(
         "SOC-H66",
         "Old sources of the container toolkit",
-        ERROR,
+        WARNING,
         BOTH,
         "Source files of NVIDIA's former container repositories beside the present one.",
         "{files} is of NVIDIA's former container repositories and clashes with the present one: apt says 'Conflicting"

@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue i
     due_checks,
     failure_message,
     find,
+    host_findings_failure,
     host_findings_lines,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.checks_hardware import XIDS
@@ -574,6 +575,28 @@ def test_nothing_that_provisioning_puts_right_stops_it() -> None:
     assert find(due_checks(True, "before"), host.facts, host.stack, host.intent) == []
 
 
+def test_what_is_there_before_the_roles_says_nothing_about_what_comes() -> None:
+    host = Host()
+    host.set_driver("470.256.02")
+    host.gpus(**RTX)
+    host.driver.update(flavour="proprietary")
+    host.facts["toolkit"] = {"version": "1.19.0"}
+    host.intent.update(driver_branch=None, driver_flavour=None, toolkit_version=None, stage="before")
+    ids = ("SOC-H02", "SOC-H13", "SOC-H19", "SOC-H20", "SOC-H58")
+    assert findings(host, *ids) == []
+    host.intent["stage"] = "after"
+    assert [one["id"] for one in findings(host, *ids)] == ["SOC-H02", "SOC-H13", "SOC-H19", "SOC-H58"]
+
+
+def test_the_engine_that_suits_is_the_one_that_is_judged() -> None:
+    host = Host()
+    host.use_docker("26.1.5")
+    host.facts["engines"]["podman"] = "4.3.1"
+    host.facts["engine"] = {"name": "podman", "version": "4.3.1"}
+    host.intent["engine"] = "auto"
+    assert [one["id"] for one in findings(host)] == ["SOC-H08"]
+
+
 def test_stage_and_ignore_choose_the_checks() -> None:
     before = {check.id for check in due_checks(True, "before")}
     after = {check.id for check in due_checks(True, "after")}
@@ -596,6 +619,8 @@ def test_errors_come_first_and_each_takes_one_line_of_the_failure() -> None:
     assert [line.partition(":")[0] for line in lines] == ["SOC-H24", "SOC-H49"]
     assert lines[1] == f"SOC-H49: {found[1]['message']} {found[1]['remedy']}"
     assert failure_message(found[2:]) is None
+    assert host_findings_failure(found, "h1").splitlines() == ["h1 is not fit to serve (2 errors):", *lines]
+    assert host_findings_failure(found[2:], "h1") == ""
 
 
 def test_lines_for_a_terminal_give_id_severity_title_sentence_and_remedy() -> None:
@@ -608,7 +633,8 @@ def test_lines_for_a_terminal_give_id_severity_title_sentence_and_remedy() -> No
         " rows left there.",
         "  Have the GPU replaced.",
     ]
-    assert host_findings_lines([]) == []
+    assert host_findings_lines(findings(host), "h1")[0] == "h1: 1 error, 0 warnings"
+    assert host_findings_lines([], "h1") == []
 
 
 @pytest.mark.parametrize("code", sorted(XIDS))
