@@ -79,12 +79,14 @@ def readiness_command(plan: dict[str, Any], docker: str = DOCKER) -> str:
     """Shell for the host: returns once the engine answers, and fails when the container is gone.
 
     The inner loop runs in the container, whose image has curl, and dies with it; the outer one bridges the moment
-    before there is a container.
+    before there is a container. Whoever stops the unit meanwhile stops this shell too, and only this shell: vLLM loses
+    a SIGTERM that comes while it loads, and there is no request yet that it could finish.
     """
     inner = f"until {_probe(plan)}; do sleep 1; done"
     name = f"vllm-{check_name(str(plan['instance']))}"
     return (
-        f"until {docker} exec {name} sh -c '{inner}' >/dev/null 2>&1;"
+        f"trap '{docker} kill {name} >/dev/null 2>&1; exit 1' TERM;"
+        f" until {docker} exec {name} sh -c '{inner}' >/dev/null 2>&1 & wait $!;"
         ' do kill -0 "$MAINPID" 2>/dev/null || exit 1; sleep 1; done'
     )
 

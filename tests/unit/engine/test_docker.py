@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -192,6 +193,25 @@ def test_readiness_comes_with_the_first_answer_and_ends_with_the_container(
     gone.wait()
     tool(tools, "docker", "exit 1")
     assert shell(script, tools, MAINPID=str(gone.pid)).returncode == 1
+
+
+def test_a_stop_before_the_first_answer_ends_the_container_at_once(plan: dict[str, Any], tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    # As the container would, the inner loop lasts until it is killed.
+    tool(tools, "docker", f'echo "$1 $2" >>{tmp_path}/calls; test "$1" = kill || exec sleep 20')
+    with subprocess.Popen(
+        ["sh", "-c", readiness_command(plan, docker="docker")],
+        env={"PATH": f"{tools}:{os.environ['PATH']}", "MAINPID": str(os.getpid())},
+        start_new_session=True,
+    ) as process:
+        try:
+            while not (tmp_path / "calls").exists():
+                assert process.poll() is None
+            process.terminate()
+            assert process.wait(timeout=10) == 1
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (tmp_path / "calls").read_text().splitlines() == ["exec vllm-chat", "kill vllm-chat"]
 
 
 def test_health_ends_an_engine_that_hangs_but_none_that_still_starts(plan: dict[str, Any], tmp_path: Path) -> None:
