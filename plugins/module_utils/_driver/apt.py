@@ -128,5 +128,7 @@ def reason(stdout: str, stderr: str) -> str:
                 return re.sub(r"\s+", " ", following[0])
     errors = [line[2:].strip() for line in (stderr + "\n" + stdout).splitlines() if line.startswith("E:")]
     if errors:
-        return without_password(errors[0])
+        # These two only say that there was an error.
+        telling = [line for line in errors if not line.startswith(("Sub-process", "Some index files"))]
+        return without_password((telling or errors)[0])
     return next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no reason was given")

@@ -308,7 +308,7 @@ class Planner:
         ]
         asked = [*wanted.exact, *wanted.optional, *pin, *present]
         vendor = [source["uri"] for source in sources if source["kind"].startswith("nvidia")]
-        offers = apt.offered(self.host.run, asked, url if self.repository else None, vendor)
+        offers = apt.offered(self.host.run, asked, url or None, () if url else vendor)
         version = self._version(offers, where)
         result.version = version
         decide.check_direction(settings, self.installed, version)

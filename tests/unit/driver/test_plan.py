@@ -1,0 +1,280 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of a driver on Debian, from what dpkg and apt say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver import apt
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Plan, plan, summary
+
+from .fake_host import KERNEL, FakeHost, facts
+
+BASE = "https://mirror.example.org/cuda/repos"
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path)
+
+
+def planned(fake: FakeHost, told: dict[str, Any] | None = None, **settings: Any) -> Plan:
+    wanted = Settings(**{"repository_url": BASE, "architecture": "ampere", **settings})
+    return plan(fake.host(), wanted, told or facts())
+
+
+def loaded(version: str) -> dict[str, Any]:
+    return facts(
+        driver={
+            "version": version,
+            "flavour": "open",
+            "library_version": version,
+            "disk_version": version,
+            "disk_flavour": "open",
+            "next_disk_version": version,
+        }
+    )
+
+
+def own(fake: FakeHost, *names: str) -> None:
+    fake.write(LEDGER, json.dumps({"held": list(names)}))
+
+
+def test_a_bare_host_is_told_what_would_be(fake: FakeHost) -> None:
+    found = planned(fake)
+    assert found.action == "install" and not found.final and found.refresh
+    assert found.install[0] == "nvidia-driver-pinning-580"
+    assert "nvidia-kernel-open-dkms=580.*" in found.install and "linux-headers-cloud-amd64" in found.install
+    assert "loaded without a reboot" in summary(found)
+    assert not fake.said("apt-get")
+
+
+def test_a_bare_host_with_nouveau_is_told_of_the_reboot(fake: FakeHost) -> None:
+    found = planned(fake, facts(driver={"nouveau": True}))
+    assert "a reboot would be needed because nouveau is loaded and holds the GPUs" in summary(found)
+
+
+def test_the_newest_of_the_branch_with_exact_versions(fake: FakeHost) -> None:
+    fake.add_source()
+    found = planned(fake)
+    assert found.final and found.version == "580.178.04"
+    assert found.install == [
+        "nvidia-driver-pinning-580",
+        "nvidia-driver-cuda=580.178.04-1",
+        "nvidia-kernel-open-dkms=580.178.04-1",
+        "nvidia-persistenced=580.178.04-1",
+        "linux-headers-cloud-amd64",
+        f"linux-headers-{KERNEL}",
+    ]
+    assert r"/^([0-9]+:)?580\.178\.04-/" in fake.preferences[-1]
+
+
+def test_companions_have_the_version_of_the_driver(fake: FakeHost) -> None:
+    fake.add_source()
+    told = facts(nvswitches=[{"pci_bus_id": "0000:07:00.0", "pci_device_id": "10de:22a3"}])
+    found = planned(fake, told, version="580.126.09")
+    assert found.pin == "nvidia-driver-pinning-580.126.09"
+    for name in ("nvidia-fabricmanager", "libnvidia-nscq", "libnvsdm"):
+        assert f"{name}=580.126.09-1" in found.install
+
+
+def test_a_companion_that_is_missing_at_this_version(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.offers["nvidia-fabricmanager"] = ["595.91.07-1"]
+    with pytest.raises(DriverError, match=r"has no nvidia-fabricmanager of that version"):
+        planned(fake, facts(nvswitches=[{"pci_bus_id": "0000:07:00.0", "pci_device_id": "10de:22a3"}]))
+
+
+def test_nothing_is_asked_of_apt_when_all_is_there(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True)
+    found = planned(fake, loaded("580.126.09"))
+    assert not found.changed_needed and not found.refresh and found.version == "580.126.09"
+    assert found.reboot["action"] == "none" and found.services == []
+    assert not fake.said("apt-get") and not fake.said("apt-cache")
+
+
+def test_a_lost_hold_is_set_again(fake: FakeHost) -> None:
+    fake.install("580.126.09")
+    found = planned(fake, loaded("580.126.09"))
+    assert found.changed_needed and not found.refresh and found.install == []
+    assert "nvidia-driver-cuda" in found.hold and "nvidia-driver-pinning-580" in found.hold
+    own(fake, "libcuda1")
+    fake.packages["libcuda1"]["held"] = True
+    assert planned(fake, loaded("580.126.09"), hold=False).unhold == ["libcuda1"]
+
+
+def test_an_upgrade_on_request(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True)
+    own(fake, *fake.held())
+    fake.active = {"vllm-chat.service", "nvidia-dcgm.service", "ssh.service"}
+    found = planned(fake, loaded("580.126.09"), upgrade=True)
+    assert (found.action, found.version) == ("upgrade", "580.178.04")
+    # What was only pulled in has to move along.
+    assert "libcuda1=580.178.04-1" in found.install
+    assert set(found.unhold) == set(fake.held())
+    assert found.services == ["nvidia-dcgm.service", "vllm-chat.service"]
+    assert "driver 580.126.09 would become 580.178.04" in summary(found)
+    assert planned(fake, loaded("580.126.09"), upgrade=True, services=("vllm-chat.service",)).services == found.services
+
+
+def test_another_branch_replaces_the_pin(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09")
+    found = planned(fake, loaded("580.126.09"), branch="595")
+    assert found.version == "595.91.07" and found.remove == ["nvidia-driver-pinning-580"]
+    assert found.pin == "nvidia-driver-pinning-595"
+
+
+def test_another_flavour_replaces_the_module(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.178.04", flavour="proprietary")
+    assert not planned(fake, loaded("580.178.04")).install, "what works is not exchanged"
+    found = planned(fake, loaded("580.178.04"), flavour="open")
+    assert found.action == "switch" and found.remove == ["nvidia-kernel-dkms"]
+
+
+def test_a_transaction_that_was_cut_short_is_completed(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09")
+    fake.packages["nvidia-kernel-open-dkms"]["status"] = "half-configured"
+    found = planned(fake)
+    assert (found.action, found.version) == ("complete", "580.126.09")
+    assert "dpkg did not finish nvidia-kernel-open-dkms" in summary(found)
+
+
+def test_another_driver_runs_than_the_packages_have(fake: FakeHost) -> None:
+    fake.install("580.178.04", held=True)
+    fake.active = {"vllm-chat.service"}
+    told = loaded("580.178.04")
+    told["driver"]["version"] = "580.126.09"
+    found = planned(fake, told)
+    assert not found.changed_needed and found.reboot["action"] == "load"
+    assert found.services == ["vllm-chat.service"]
+    assert "module 580.126.09 is loaded and 580.178.04 is installed" in summary(found)
+
+
+def test_a_hold_of_somebody_else_is_respected(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09")
+    fake.packages["libcuda1"]["held"] = True
+    with pytest.raises(DriverError, match=r"libcuda1 is held at 580\.126\.09-1, and not by this role.*apt-mark unhold"):
+        planned(fake, upgrade=True)
+    own(fake, "libcuda1")
+    assert planned(fake, upgrade=True).unhold == ["libcuda1"]
+
+
+def test_a_pin_that_does_not_exist_names_those_that_do(fake: FakeHost) -> None:
+    fake.add_source()
+    with pytest.raises(DriverError, match=r"580\.1\.1 is not in https.*it has 595\.91\.07, 580\.178\.04, 580\.126\.09"):
+        planned(fake, version="580.1.1")
+    del fake.offers["nvidia-driver-pinning-580.126.09"]
+    with pytest.raises(DriverError, match=r"has no nvidia-driver-pinning-580\.126\.09.*that has a pin: .*580\.178\.04"):
+        planned(fake, version="580.126.09")
+
+
+def test_a_downgrade(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("595.91.07", pin="595")
+    with pytest.raises(DriverError, match=r"595\.91\.07 is installed, and 580\.178\.04 is older"):
+        planned(fake, loaded("595.91.07"))
+
+
+def test_what_apt_refuses_is_told_before_anything_changes(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.failures["-s install"] = (
+        "The following packages have unmet dependencies:\n"
+        " nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1) but 595.91.07-1 is to be installed\n"
+    )
+    with pytest.raises(DriverError, match=r"apt refuses: nvidia-driver-cuda : Depends: libcuda1 \(= 580\.178\.04-1\)"):
+        planned(fake)
+
+
+def test_a_package_of_somebody_else_that_apt_would_remove(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.extra_removals = ["xserver-xorg-core"]
+    with pytest.raises(DriverError, match=r"apt would remove xserver-xorg-core"):
+        planned(fake)
+
+
+def test_headers_of_the_running_kernel_that_nobody_has(fake: FakeHost) -> None:
+    fake.add_source()
+    del fake.distribution[f"linux-headers-{KERNEL}"]
+    with pytest.raises(DriverError, match=r"headers of the running kernel .* are neither installed nor"):
+        planned(fake)
+    told = facts(driver={"next_kernel": "6.12.119+deb13-cloud-amd64"})
+    assert "no headers of kernel" in summary(planned(fake, told))
+    fake.write(f"lib/modules/{KERNEL}/build/Makefile", "")
+    assert planned(fake).final
+
+
+def test_secure_boot(fake: FakeHost) -> None:
+    fake.add_source()
+    told = facts(secure_boot=True)
+    with pytest.raises(DriverError, match="Secure Boot is on"):
+        planned(fake, told)
+    fake.write("var/lib/dkms/mok.pub", "key")
+    with pytest.raises(DriverError, match="Secure Boot is on"):
+        planned(fake, told)
+    fake.write("enrolled", "")
+    assert planned(fake, told).final
+    # A driver that is there is not questioned.
+    (fake.root / "enrolled").unlink()
+    fake.install("580.178.04", held=True)
+    assert not planned(fake, told).changed_needed
+
+
+def test_gpus_that_no_driver_here_can_use(fake: FakeHost) -> None:
+    with pytest.raises(DriverError, match=r"vfio-pci"):
+        planned(fake, facts(gpu={"bound_driver": "vfio-pci"}))
+    with pytest.raises(DriverError, match=r"vGPU"):
+        planned(fake, facts(gpu={"virtualization": "vgpu"}))
+    assert "no NVIDIA GPU" in summary(planned(fake, facts(gpus=[])))
+
+
+def test_removal(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True)
+    own(fake, *fake.held())
+    fake.packages["nvidia-container-toolkit"] = {"version": "1.20.0-1", "status": "installed", "held": True}
+    found = planned(fake, loaded("580.126.09"), state="absent")
+    assert found.action == "remove" and "nvidia-driver-pinning-580" in found.remove
+    assert not any("container" in name or "headers" in name for name in found.remove)
+    assert found.repository and "/etc/apt/sources.list.d/socle-nvidia-cuda.sources" in found.repository["files"]
+
+
+def test_removal_refuses_while_instances_run(fake: FakeHost) -> None:
+    fake.install("580.126.09")
+    fake.active = {"vllm-chat.service"}
+    with pytest.raises(DriverError, match=r"vllm-chat\.service uses it; stop it first, or name the units"):
+        planned(fake, loaded("580.126.09"), state="absent")
+    for name in ("vllm-chat.service", "vllm-chat"):
+        assert planned(fake, loaded("580.126.09"), state="absent", services=(name,)).action == "remove"
+    fake.active = set()
+    told = facts(gpu={"processes": [{"pid": 77, "name": "python3", "memory_mib": 9}]})
+    with pytest.raises(DriverError, match=r"process 77 \(python3\) uses it"):
+        planned(fake, told, state="absent")
+
+
+def test_removal_of_what_is_not_there(fake: FakeHost) -> None:
+    found = planned(fake, state="absent")
+    assert found.action == "none" and not found.changed_needed
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "words"),
+    [
+        ("", "E: Unable to locate package nvidia-open\n", "Unable to locate package nvidia-open"),
+        ("", "W: x\nE: Failed to fetch http://u:p@m/x  404  Not Found\n", "Failed to fetch http://m/x 404"),
+        ("", "", "no reason was given"),
+    ],
+)
+def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
+    assert words in " ".join(apt.reason(stdout, stderr).split())

@@ -1,0 +1,170 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Adding package sources, or leaving them as they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE, Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
+    COMPONENTS_SOURCE,
+    OWN_KEY,
+    missing_components,
+)
+from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
+
+from .fake_host import URL, FakeHost, facts
+
+KEYRING = b"\x99\x01rest of a key"
+ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----"
+DEBIAN = """Types: deb
+URIs: http://deb.debian.org/debian
+Suites: trixie trixie-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.pgp
+
+Types: deb
+URIs: http://deb.debian.org/debian-security
+Suites: trixie-security
+Components: main contrib
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path)
+
+
+class Web:
+    """Answers by address; everything else is not found."""
+
+    def __init__(self, **answers: bytes) -> None:
+        self.answers = {f"{URL}{name.replace('__', '.')}": content for name, content in answers.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, url: str) -> bytes:
+        self.asked.append(url)
+        if url not in self.answers:
+            raise OSError("HTTP Error 404: Not Found")
+        return self.answers[url]
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**{"repository_url": "https://mirror.example.org/cuda/repos", "architecture": "ampere", **changes})
+
+
+def settle(fake: FakeHost, web: Web, key: str = "", now: float = 0.0, **changes: Any) -> Any:
+    def make() -> Any:
+        return plan(fake.host(), settings(**changes), facts())
+
+    sources = Sources(fake.run, fake.root, web, make().repository, lambda: now)
+    return sources, sources.settle(key, make)
+
+
+def ours(fake: FakeHost) -> list[str]:
+    folder = fake.root / "etc/apt"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("socle-*"))
+
+
+def test_the_source_has_a_key_of_its_own_and_only_its_index_is_read(fake: FakeHost) -> None:
+    fake.write("var/lib/apt/lists/deb.debian.org_dists_trixie_main_binary-amd64_Packages", "")
+    os.utime(fake.root / "var/lib/apt/lists/deb.debian.org_dists_trixie_main_binary-amd64_Packages", (1000, 1000))
+    _sources, (made, written, warnings) = settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}), now=2000.0)
+    assert made.final and made.version == "580.178.04" and warnings == []
+    text = (fake.root / OWN_SOURCE[1:]).read_text()
+    assert f"URIs: {URL}\n" in text and f"Signed-By: {OWN_KEY}.gpg\n" in text
+    assert (fake.root / f"{OWN_KEY[1:]}.gpg").read_bytes() == KEYRING
+    assert (fake.root / OWN_SOURCE[1:]).stat().st_mode & 0o777 == 0o644
+    updates = fake.said("update")
+    assert len(updates) == 1 and f"Dir::Etc::sourcelist={OWN_SOURCE}" in updates[0]
+    assert set(written) == {OWN_SOURCE, f"{OWN_KEY}.gpg"}
+    again = settle(fake, Web(), key=ARMOUR, now=2000.0)[1]
+    assert set(again[1]) == {OWN_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"}
+
+
+def test_the_index_of_the_distribution_is_read_where_it_is_missing_or_old(fake: FakeHost) -> None:
+    settle(fake, Web(**{"3bf863cc__pub": ARMOUR.encode()}))
+    assert any("Dir::Etc::sourceparts=-" not in call for call in fake.said("update"))
+    assert (fake.root / f"{OWN_KEY[1:]}.asc").exists()
+
+
+def test_a_key_that_is_none(fake: FakeHost) -> None:
+    with pytest.raises(DriverError, match=r"what answered is no OpenPGP key.*404.*Nothing was changed"):
+        settle(fake, Web(**{"cuda-archive-keyring__gpg": b"<html>log in first</html>"}))
+    assert ours(fake) == []
+
+
+@pytest.mark.parametrize("failing", ["update", "install"])
+def test_what_fails_leaves_no_source_behind(fake: FakeHost, failing: str) -> None:
+    fake.failures[failing] = "E: Could not connect to mirror.example.org:443\n"
+    with pytest.raises(DriverError, match=r"Could not connect to mirror\.example\.org:443.*Nothing was changed"):
+        settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert ours(fake) == []
+
+
+def test_a_source_that_was_there_is_put_back(fake: FakeHost) -> None:
+    fake.add_source("https://old.example.org/cuda/repos/debian13/x86_64/")
+    before = (fake.root / OWN_SOURCE[1:]).read_bytes()
+    with pytest.raises(DriverError, match=r"580\.199\.01 is not in"):
+        settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}), version="580.199.01")
+    assert (fake.root / OWN_SOURCE[1:]).read_bytes() == before
+
+
+def test_a_source_of_somebody_else_is_used(fake: FakeHost) -> None:
+    fake.write(
+        "etc/apt/sources.list.d/cuda-debian13-x86_64.list", f"deb [signed-by=/usr/share/keyrings/x.gpg] {URL} /\n"
+    )
+    web = Web()
+    _sources, (made, written, _warnings) = settle(fake, web)
+    assert made.final and written == [] and web.asked == [] and ours(fake) == []
+    index = fake.root / "var/lib/apt/lists/deb.debian.org_Packages"
+    index.parent.mkdir(parents=True)
+    index.touch()
+    settle(fake, web, now=index.stat().st_mtime)
+    assert "Dir::Etc::sourcelist=/etc/apt/sources.list.d/cuda-debian13-x86_64.list" in fake.said("update")[-1]
+
+
+def test_components_that_debian_lacks() -> None:
+    text = missing_components({"debian.sources": DEBIAN}, ("contrib", "non-free-firmware"))
+    assert "Suites: trixie\nComponents: contrib non-free-firmware\nSigned-By: /usr/share/keyrings" in text
+    assert "Suites: trixie-security\nComponents: non-free-firmware\n" in text
+    assert (
+        missing_components(
+            {"debian.sources": DEBIAN.replace("main contrib", "main").replace("main", "main contrib")}, ("contrib",)
+        )
+        == ""
+    )
+    line = "deb [signed-by=/k.gpg arch=amd64] http://deb.debian.org/debian bookworm main # x\n"
+    assert "Suites: bookworm\nComponents: contrib\nSigned-By: /k.gpg\n" in missing_components(
+        {"sources.list": line}, ("contrib",)
+    )
+
+
+def test_components_are_added_beside_debians_own_file(fake: FakeHost) -> None:
+    fake.write("etc/apt/sources.list.d/debian.sources", DEBIAN)
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert "Components: contrib\n" in (fake.root / COMPONENTS_SOURCE[1:]).read_text()
+    assert (fake.root / "etc/apt/sources.list.d/debian.sources").read_text() == DEBIAN
+    assert not plan(fake.host(), settings(), facts()).repository["missing"]  # type: ignore[index]
+
+
+def test_diffs_name_keys_and_hide_passwords() -> None:
+    shown = diff({}, {OWN_SOURCE: b"URIs: https://user:secret@m.example.org/\n", f"{OWN_KEY}.gpg": KEYRING})
+    text = "".join(entry["after"] for entry in shown)
+    assert "https://m.example.org/" in text and "secret" not in text and "a key of 15 bytes" in text
+
+
+def test_removal_takes_every_file_of_ours(fake: FakeHost) -> None:
+    fake.write("etc/apt/sources.list.d/debian.sources", DEBIAN)
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    gone = plan(fake.host(), settings(state="absent"), facts())
+    sources = Sources(fake.run, fake.root, Web(), gone.repository or {}, lambda: 0.0)
+    assert len(sources.remove(check=True)) == 3 and len(ours(fake)) == 3
+    sources.remove(check=False)
+    assert ours(fake) == []

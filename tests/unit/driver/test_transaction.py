@@ -1,0 +1,180 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carrying out a plan: all of it, or back to what was there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver import dkms
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import Transaction
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+
+from .fake_host import KERNEL, FakeHost, facts
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FAILED_BUILD = (FIXTURES / "make_open_550.163.01_on_6.12.118.log").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeHost:
+    host = FakeHost(tmp_path)
+    host.add_source()
+    host.dkms = f"nvidia/580.178.04, {KERNEL}, x86_64: installed\n"
+    return host
+
+
+def run(fake: FakeHost, *, check: bool = False, **settings: Any) -> dict[str, Any]:
+    wanted = Settings(
+        **{"repository_url": "https://mirror.example.org/cuda/repos", "architecture": "ampere", **settings}
+    )
+    made = plan(fake.host(), wanted, facts()).as_dict()
+    return Transaction(fake.host(), made, KERNEL, wanted.hold, Files()).carry_out(check)
+
+
+def ledger(fake: FakeHost) -> list[str]:
+    path = fake.root / LEDGER
+    return json.loads(path.read_text(encoding="utf-8"))["held"] if path.exists() else []
+
+
+def test_an_installation_is_pinned_held_and_noted(fake: FakeHost) -> None:
+    result = run(fake)
+    assert result["changed"] and fake.installed()["nvidia-driver-cuda"] == "580.178.04-1"
+    assert fake.held() == ledger(fake) == result["held"]
+    assert {"nvidia-driver-pinning-580", "nvidia-kernel-open-dkms"} <= set(fake.held())
+    assert not any(name.startswith("linux-headers") for name in fake.held())
+    steps = [call for call in fake.said("install") if "-s" not in call]
+    assert "--download-only" in steps[0]
+    assert steps[1][steps[1].index("install") + 1 :] == ["nvidia-driver-pinning-580"]
+    assert "nvidia-driver-cuda=580.178.04-1" in steps[2]
+    assert not run(fake)["changed"]
+
+
+def test_check_mode_changes_nothing_and_shows_it(fake: FakeHost) -> None:
+    result = run(fake, check=True)
+    assert result["changed"] and fake.packages == {}
+    assert "nvidia-driver-cuda 580.178.04-1 (held)\n" in result["diff"]["after"] and result["diff"]["before"] == ""
+
+
+def test_an_upgrade_lifts_its_own_holds_and_holds_again(fake: FakeHost) -> None:
+    run(fake, version="580.126.09")
+    held = fake.held()
+    result = run(fake, version="580.178.04")
+    assert fake.installed()["nvidia-driver-cuda"] == "580.178.04-1"
+    assert "nvidia-driver-pinning-580.126.09" in held and "nvidia-driver-pinning-580.126.09" not in fake.packages
+    assert fake.held() == ledger(fake) == result["held"]
+    assert "nvidia-driver-cuda 580.126.09-1 (held)\n" in result["diff"]["before"]
+
+
+def test_without_holds(fake: FakeHost) -> None:
+    run(fake, hold=False)
+    assert fake.held() == [] and ledger(fake) == []
+    run(fake)
+    assert fake.held()
+    run(fake, hold=False)
+    assert fake.held() == [] and ledger(fake) == []
+
+
+def test_a_download_that_fails_changes_nothing(fake: FakeHost) -> None:
+    fake.failures["--download-only"] = "E: Failed to fetch http://u:p@m/nvidia.deb  404  Not Found\n"
+    with pytest.raises(DriverError, match=r"Cannot download driver 580\.178\.04: .*Nothing was changed") as raised:
+        run(fake)
+    assert fake.packages == {} and "u:p@" not in str(raised.value)
+
+
+def test_a_fresh_installation_that_fails_is_removed_again(fake: FakeHost) -> None:
+    fake.write("var/lib/dkms/nvidia/580.178.04/build/make.log", FAILED_BUILD)
+    fake.failures["nvidia-driver-cuda=580.178.04-1 nvidia-kernel-open-dkms=580.178.04-1"] = "E: dpkg failed\n"
+    with pytest.raises(DriverError) as raised:
+        _fail_late(fake)
+    assert "error: too few arguments to function 'pci_resize_resource'" in str(raised.value)
+    assert "580.126.09 or newer" in str(raised.value) and "removed again" in str(raised.value)
+    assert "pci_resize_resource" in raised.value.fields["build_log"]
+    assert not any(name.startswith("nvidia") for name in fake.packages) and fake.held() == []
+
+
+def _fail_late(fake: FakeHost, **settings: Any) -> None:
+    """The plan succeeds, and apt fails after it unpacked the packages."""
+    failures, fake.failures = fake.failures, {}
+    wanted = Settings(
+        **{"repository_url": "https://mirror.example.org/cuda/repos", "architecture": "ampere", **settings}
+    )
+    made = plan(fake.host(), wanted, facts()).as_dict()
+    original = fake.run
+
+    def failing(argv: Any) -> Any:
+        answer = original(argv)
+        for words, output in failures.items():
+            if set(words.split()) <= set(argv) and "--download-only" not in argv:
+                fake.packages["nvidia-kernel-open-dkms"]["status"] = "half-configured"
+                return 100, output, "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+        return answer
+
+    fake.run = failing  # type: ignore[method-assign]
+    Transaction(fake.host(), made, KERNEL, wanted.hold, Files()).carry_out(False)
+
+
+def test_an_upgrade_that_fails_goes_back_and_holds_again(fake: FakeHost) -> None:
+    run(fake, version="580.126.09")
+    before, held = fake.installed(), fake.held()
+    fake.failures["nvidia-kernel-open-dkms=580.178.04-1"] = "E: dpkg failed\n"
+    with pytest.raises(DriverError, match=r"Cannot install driver 580\.178\.04.*the packages are as before the run"):
+        _fail_late(fake, version="580.178.04")
+    assert fake.installed() == before and fake.held() == held == ledger(fake)
+
+
+def test_a_build_that_dkms_left_out_in_silence(fake: FakeHost) -> None:
+    fake.dkms = "nvidia/580.178.04: added\n"
+    with pytest.raises(DriverError, match=rf"DKMS has no module 580\.178\.04 for kernel {KERNEL[:6]}.*removed again"):
+        run(fake)
+    assert "nvidia-driver-cuda" not in fake.packages
+
+
+def test_removal_takes_holds_and_ledger(fake: FakeHost) -> None:
+    run(fake)
+    run(fake, state="absent")
+    assert not any(name.startswith("nvidia") for name in fake.packages)
+    assert "linux-headers-cloud-amd64" in fake.packages
+    assert ledger(fake) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "entry"),
+    [
+        (f"nvidia/580.178.04, {KERNEL}, x86_64: installed", ("nvidia", "580.178.04", KERNEL, "installed")),
+        ("nvidia-current-open/550.163.01: added", ("nvidia-current-open", "550.163.01", "", "added")),
+        (
+            "nvidia, 580.95.05, 5.15.0-60-generic, x86_64: installed (WARNING! Diff!)",
+            ("nvidia", "580.95.05", "5.15.0-60-generic", "installed"),
+        ),
+    ],
+)
+def test_lines_of_dkms(line: str, entry: tuple[str, ...]) -> None:
+    assert dkms.parse_status(f"zfs/2.3.2, 6.1, x86_64: installed\n{line}\n") == [dkms.Entry(*entry)]
+
+
+def test_a_module_counts_for_its_kernel_only() -> None:
+    entries = dkms.parse_status(f"nvidia/580.178.04, {KERNEL}, x86_64: installed\n")
+    assert dkms.is_built(entries, "580.178.04", KERNEL)
+    assert not dkms.is_built(entries, "580.178.04", "6.12.119") and not dkms.is_built(entries, "580.1", KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("log", "error", "remedy"),
+    [
+        (FAILED_BUILD, "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'", "580.126.09"),
+        ("cc: fatal error: no input\n", "cc: fatal error: no input", "newer driver"),
+        ("x.c:1: something\ncp: error writing 'x': No space left on device\n", "cp: error writing 'x'", "make room"),
+        ("make[1]: *** [Makefile:2] Error 2\n", "make[1]: *** [Makefile:2] Error 2", "newer driver"),
+    ],
+)
+def test_the_first_error_of_a_build(log: str, error: str, remedy: str) -> None:
+    found = dkms.first_error(log)
+    assert found is not None and found.startswith(error)
+    assert remedy in dkms.remedy(found)
