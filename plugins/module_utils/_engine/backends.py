@@ -7,11 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend
-from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DOCKER, DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+CLIENTS = (DOCKER, "/usr/local/bin/docker")
+"""Where packages and static builds put Docker's client; a unit needs the whole path."""
 
 STATE_DIR = Path("/var/lib/socle")
 """Where socle keeps its state on a host unless told otherwise."""
@@ -22,7 +25,8 @@ def make_backend(engine: str, runner: Runner, state_dir: Path = STATE_DIR) -> Ba
     if engine == "podman":
         return QuadletBackend(runner)
     if engine == "docker":
-        return DockerBackend(runner, secrets_dir=state_dir / "secrets")
+        client = next((path for path in CLIENTS if Path(path).exists()), DOCKER)
+        return DockerBackend(runner, secrets_dir=state_dir / "secrets", docker=client)
     raise EngineError(f"Cannot run instances under '{engine}': expected podman or docker; correct the engine.")
 
 

@@ -7,27 +7,20 @@ Else the engine says it later and in other words: "Driver/library version mismat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import cdi_devices
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._stack.parse import GPU_KIND, parse_cdi_spec
 
 CDI_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """Where both engines look for specifications."""
 
-CDI_KIND = "nvidia.com/gpu"
-
-_NAME = re.compile(r"^[\s-]*[\"']?name[\"']?\s*:\s*[\"']?([^\"',\s]+)", re.MULTILINE)
-
 
 def listed_devices(directories: Iterable[Path]) -> set[str]:
-    """Names of the NVIDIA devices that specifications list, such as nvidia.com/gpu=0.
-
-    Read by their lines, JSON as well as YAML as nvidia-ctk writes them: a host need not have a reader of YAML.
-    """
+    """Names of the NVIDIA devices that specifications list, such as nvidia.com/gpu=0."""
     names: set[str] = set()
     for directory in directories:
         try:
@@ -36,13 +29,11 @@ def listed_devices(directories: Iterable[Path]) -> set[str]:
             continue
         for path in files:
             try:
-                text = path.read_text(encoding="utf-8", errors="replace")
+                found = parse_cdi_spec(path.read_text(encoding="utf-8", errors="replace"))
             except OSError:
                 continue
-            if re.search(rf"[\"']?kind[\"']?\s*:\s*[\"']?{re.escape(CDI_KIND)}\b", text):
-                # One device a line, whatever the file's layout.
-                text = re.sub(r"([{,])", "\\1\n", text)
-                names.update(f"{CDI_KIND}={name}" for name in _NAME.findall(text))
+            if found["kind"] == GPU_KIND:
+                names.update(f"{GPU_KIND}={name}" for name in found["devices"])
     return names
 
 

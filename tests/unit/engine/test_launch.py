@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import (
     Launcher,
@@ -138,6 +139,9 @@ class FusedFiles(Files):
 
     def point(self, link: Path, target: str) -> None:
         self.fuse.around(lambda: Files.point(self, link, target))
+
+    def remove(self, path: Path) -> None:
+        self.fuse.around(lambda: Files.remove(self, path))
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -460,3 +464,124 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
 
 def test_a_host_without_instances_has_none(backend: QuadletBackend, tmp_path: Path) -> None:
     assert list_instances(backend, tmp_path / "nowhere", Files()) == ({}, [])
+
+
+class Move:
+    """A host that runs an instance under one engine, and launchers for both."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any], host: Host, files: Files | None = None) -> None:
+        self.folder, self.host, self.files, self.plan = folder, host, files or Files(), plan
+
+    def backends(self, runner: Any) -> dict[str, Any]:
+        return {
+            "podman": QuadletBackend(runner, self.folder / "quadlet", [Path("/bin/true")]),
+            "docker": DockerBackend(runner, self.folder / "system", self.folder / "secrets", docker="docker"),
+        }
+
+    def launcher(self, engine: str, runner: Any = None, files: Files | None = None) -> Launcher:
+        backends = self.backends(runner or self.host)
+        mine = backends.pop(engine)
+        return Launcher(
+            mine, self.folder / "instances", files or self.files, listens=nobody, others=list(backends.values())
+        )
+
+    def start(self, engine: str, runner: Any = None, files: Files | None = None) -> dict[str, Any]:
+        return self.launcher(engine, runner, files).start({**self.plan, "engine": engine})
+
+    def unit_files(self) -> list[str]:
+        found = [*self.folder.glob("quadlet/*"), *self.folder.glob("system/*")]
+        return [path.name for path in found if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("old", "new"), [("podman", "docker"), ("docker", "podman")])
+def test_an_instance_moves_to_another_engine_also_when_it_is_interrupted(
+    tmp_path: Path, plan: dict[str, Any], old: str, new: str, after: bool
+) -> None:
+    for step in range(1, 80):
+        host = Host()
+        move = Move(tmp_path / str(step), plan, host)
+        move.start(old)
+        host.active = "active"
+        host.secrets["socle-chat-api_key"] = ("value", "mark")
+        fuse = Fuse(step, after)
+        runner: Any = lambda argv, **kw: fuse.around(lambda: host(argv, **kw))  # noqa: B023, E731
+        with contextlib.suppress(Killed):
+            move.start(new, runner, FusedFiles(fuse))
+        if not fuse.burnt:
+            assert step > 12, "the move has more steps than that"
+            return
+        host.active = "active" if host.active == "activating" else host.active
+        restarts, stops = host.restarts, host.count("systemctl", "stop")
+        move.start(new)
+        again = move.start(new)
+        assert (again["action"], again["generation"]) == ("none", 2), f"step {step}"
+        assert move.unit_files() == [f"vllm-chat.{'service' if new == 'docker' else 'container'}"], f"step {step}"
+        assert host.enabled == ({"vllm-chat.service"} if new == "docker" else set()), f"step {step}"
+        assert host.restarts <= max(restarts, 2) and host.count("systemctl", "stop") <= max(stops, 1)
+        if new == "docker":
+            assert host.secrets == {}
+        found = list_instances(move.backends(host)[new], move.folder / "instances", Files())[0]["chat"]
+        assert (found["engine"], found["generations"]) == (new, [1, 2])
+    raise AssertionError("the move does not end")
+
+
+def test_an_engine_that_is_gone_does_not_keep_its_instance(
+    tmp_path: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host()
+    move = Move(tmp_path, plan, host)
+    move.start("podman")
+    host.active = "active"
+    answer = host._answer
+
+    def without_podman(words: list[str], *rest: Any) -> Any:
+        if words[0] == "podman":
+            raise EngineError("Cannot run podman on this host: it is not installed.")
+        return answer(words, *rest)
+
+    monkeypatch.setattr(host, "_answer", without_podman)
+    assert move.start("docker")["action"] == "restarted"
+    assert move.unit_files() == ["vllm-chat.service"]
+
+
+def test_check_mode_tells_of_a_move_and_makes_none(tmp_path: Path, plan: dict[str, Any]) -> None:
+    host = Host()
+    move = Move(tmp_path, plan, host)
+    move.start("podman")
+    host.active = "active"
+    result = move.launcher("docker").start({**plan, "engine": "docker"}, check=True)
+    assert result["action"] == "would_restart" and result["generation"] == 2
+    unsealed = {**plan, "engine": "docker", "sealed": False, "launch_fingerprint": None}
+    assert move.launcher("docker").start(unsealed, check=True)["action"] == "would_restart"
+    assert move.unit_files() == ["vllm-chat.container"] and host.count("systemctl", "stop") == 0
+
+
+def test_a_host_that_cannot_give_its_gpus_is_refused_before_anything_is_written(
+    backend: QuadletBackend, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    plan["gpus"] = [0]
+    refusal = EngineError("Cannot start chat: no specification.")
+    launcher = Launcher(
+        backend,
+        tmp_path / "instances",
+        Files(),
+        listens=nobody,
+        gpu_obstacle=lambda plan: refusal if plan["gpus"] else None,
+    )
+    with pytest.raises(EngineError, match="no specification"):
+        launcher.start(plan)
+    assert host.restarts == 0 and tree(tmp_path / "instances") == [str(tmp_path / "instances/chat")]
+    assert launcher.start(plan, check=True)["warnings"] == [refusal.message]
+    assert launcher.start({**plan, "gpus": []})["action"] == "started"
+
+
+def test_a_docker_without_cdi_starts_no_instance_with_gpus(
+    docker: DockerBackend, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    host.cdi_dirs = "[]"
+    launcher = Launcher(docker, tmp_path / "instances", Files(), listens=nobody)
+    with pytest.raises(EngineError, match=r"Cannot start chat: Docker's feature CDI is off; set features\.cdi"):
+        launcher.start({**plan, "gpus": [0]})
+    assert launcher.start(plan)["action"] == "started"
+    assert host.enabled == {"vllm-chat.service"}

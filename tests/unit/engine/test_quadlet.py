@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import (
+    FALLBACK,
     GENERATORS,
+    KEY_SINCE,
     quote,
     render,
 )
@@ -138,6 +140,58 @@ def test_an_older_podman_gets_no_key_that_it_does_not_know(
     assert bool(lines(unit, "ShmSize")) == (version >= (4, 7, 0))
 
 
+LIMITS = ["nofile=1048576:1048576", "memlock=-1:-1"]
+VERSIONS = [(4, 6, 2), (4, 7, 2), (4, 9, 3), (5, 0, 3), (5, 4, 2)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_gpu_instance_says_the_same_to_every_podman(plan: dict[str, Any], version: tuple[int, int, int]) -> None:
+    plan.update(gpus=[0], secrets=[])
+    unit = render(plan, version, LIMITS)
+    said = {
+        "StopTimeout": ["120"],
+        "Notify": ["healthy"],
+        "Ulimit": LIMITS,
+        "ShmSize": [str(plan["shm_size_bytes"])],
+    }
+    arguments = lines(unit, "PodmanArgs")
+    for key, values in said.items():
+        wanted = [FALLBACK[key].format(value) for value in values]
+        if version >= KEY_SINCE[key]:
+            assert lines(unit, key) == values and not any(word in arguments for word in wanted)
+        else:
+            assert lines(unit, key) == [] and [word for word in arguments if word in wanted] == wanted
+    assert lines(unit, "NoNewPrivileges") == ["true"]
+
+
+def test_a_podman_of_ubuntu_24_04_is_told_to_wait_for_health_by_an_argument(plan: dict[str, Any]) -> None:
+    plan.update(gpus=[0], secrets=[])
+    assert lines(render(plan, (4, 9, 3), LIMITS), "PodmanArgs") == [
+        "--stop-timeout=120",
+        "--ulimit=nofile=1048576:1048576",
+        "--ulimit=memlock=-1:-1",
+        "--sdnotify=healthy",
+    ]
+
+
+def test_every_newer_key_can_be_said_to_an_older_podman() -> None:
+    assert FALLBACK.keys() == KEY_SINCE.keys()
+    assert all(value.count("{}") == 1 and value.startswith("--") for value in FALLBACK.values())
+
+
+def test_an_instance_without_gpus_asks_for_no_limit(plan: dict[str, Any]) -> None:
+    unit = render(plan, NEW, LIMITS)
+    assert unit == GOLDEN.read_text(encoding="utf-8")
+    assert not any(lines(unit, key) for key in ("Ulimit", "NoNewPrivileges", "Requires"))
+
+
+def test_the_fabric_manager_is_required_where_the_plan_says_so(plan: dict[str, Any]) -> None:
+    name = "nvidia-fabricmanager.service"
+    unit = render({**plan, "gpus": [0], "requires": [name]}, NEW)
+    assert lines(unit, "Requires") == [name] and lines(unit, "After").count(name) == 1
+    assert name not in lines(unit, "Wants")
+
+
 def test_a_podman_whose_inspect_shows_secrets_gets_them_as_files(plan: dict[str, Any]) -> None:
     unit = render(plan, (5, 2, 5))
     assert lines(unit, "Secret") == ["socle-chat-api_key,type=mount,target=VLLM_API_KEY"]
@@ -184,9 +238,13 @@ def test_a_refused_unit_is_reported_in_the_generators_words(backend: Any, host: 
 
 
 @pytest.mark.skipif(not os.access(GENERATORS[0], os.X_OK), reason="needs Podman's Quadlet generator")
-def test_the_real_generator_keeps_every_argument(plan: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_real_generator_keeps_every_argument(
+    plan: dict[str, Any], tmp_path: Path, version: tuple[int, int, int]
+) -> None:
     plan["argv"] += WORDS
-    (tmp_path / "vllm-chat.container").write_text(render(plan, NEW), encoding="utf-8")
+    plan["gpus"] = [0]
+    (tmp_path / "vllm-chat.container").write_text(render(plan, version, LIMITS), encoding="utf-8")
     done = subprocess.run(
         [str(GENERATORS[0]), "-dryrun"],
         env={"QUADLET_UNIT_DIRS": str(tmp_path)},
