@@ -146,7 +146,7 @@ def spec_stale(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     loaded = tree(facts, "driver").get("version")
     for spec in _gpu_specs(stack):
         versions = spec["driver_versions"]
-        if loaded and versions and versions != [loaded]:
+        if loaded and versions and loaded not in versions:
             return {"path": spec["path"], "versions": versions, "loaded": loaded, "way": _renewal(spec)}
     return None
 

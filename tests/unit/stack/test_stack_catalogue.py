@@ -611,7 +611,7 @@ def test_stage_and_ignore_choose_the_checks() -> None:
 
 def test_errors_come_first_and_each_takes_one_line_of_the_failure() -> None:
     host = Host()
-    host.gpu.update(bar1_mib=256, remapped_failure=True)
+    host.gpu.update(remapped_pending=True, remapped_failure=True)
     host.driver.update(library_version="580.178.04")
     found = findings(host)
     assert [one["severity"] for one in found] == ["error", "error", "warning"]

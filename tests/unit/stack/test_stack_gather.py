@@ -54,6 +54,12 @@ devices:
     - 44
     deviceNodes:
     - path: /dev/nvidia0
+    hooks:
+    - hookName: createContainer
+      path: /usr/bin/nvidia-cdi-hook
+    netDevices:
+    - hostInterfaceName: eth1
+      name: eth0
   name: "0"
 - containerEdits:
     deviceNodes:
@@ -274,7 +280,7 @@ def test_an_enrolled_key_is_told_from_one_that_is_not(host: Host) -> None:
 def test_unattended_upgrades_are_read_from_both_spellings() -> None:
     texts = [
         'APT::Periodic::Update-Package-Lists "1";\nAPT::Periodic::Unattended-Upgrade "1";\n',
-        'Unattended-Upgrade::Package-Blacklist {\n    // "nvidia-";\n    "libnvidia-"; // ours\n};\n',
+        'Unattended-Upgrade::Package-Blacklist {\n    // "nvidia-";\n    "libnvidia-"; // not "cuda"\n};\n',
         'Unattended-Upgrade::Package-Blacklist:: "cuda-";\n',
     ]
     assert parse_unattended(texts) == {"enabled": True, "blacklist": ["libnvidia-", "cuda-"]}

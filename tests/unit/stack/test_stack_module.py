@@ -66,6 +66,16 @@ def test_files_of_the_given_root_are_judged(capsys: pytest.CaptureFixture[str], 
     assert result["msg"].startswith("SOC-H78: /etc/docker/daemon.json is no valid JSON object")
 
 
+def test_the_stage_decides_whether_what_is_there_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    host = Host()
+    host.facts["toolkit"] = {"version": "1.19.0"}
+    before = run(capsys, tmp_path, host.facts, stage="before")
+    after = run(capsys, tmp_path, host.facts, stage="after")
+    assert "SOC-H02" in before["checked"]
+    assert "SOC-H02" not in [one["id"] for one in before["findings"]]
+    assert "SOC-H02" in [one["id"] for one in after["findings"]]
+
+
 def test_an_intent_with_holes_is_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     intent = {"driver_branch": "580", "toolkit_version": "1.19.0", "class": None}
     result = run(capsys, tmp_path, Host().facts, stage="before", intent=intent)
