@@ -37,7 +37,7 @@ def build(out: Path, url: str, keys: Path) -> None:
     source = f"deb {url}/libnvidia-container/stable/deb/$(ARCH) /\n"
     (toolkit / "stable/deb/nvidia-container-toolkit.list").write_text(source)
     if BUSYBOX.exists():
-        image.build(BUSYBOX, out / "images/gpu-check.tar")
+        image.build(BUSYBOX, out / "images/tools.tar")
 
 
 def main() -> None:

@@ -222,7 +222,7 @@ def toolkit_repository() -> Iterator[Package]:
             {"Breaks": f"nvidia-container-toolkit (<< {full})"},
             {
                 "/usr/bin/nvidia-ctk": text("nvidia-ctk", VERSION=version),
-                "/usr/bin/nvidia-cdi-hook": "#!/bin/sh\nexit 0\n",
+                "/usr/bin/nvidia-cdi-hook": text("call_hardware", COMMAND="cdi-hook"),
                 "/usr/bin/nvidia-container-runtime": '#!/bin/sh\nexec runc "$@"\n',
                 "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": text("nvidia-cdi-refresh.env"),
                 f"{units}.service": text("nvidia-cdi-refresh.service", AFTER=after),

@@ -10,7 +10,7 @@ import json
 import tarfile
 from pathlib import Path
 
-NAME = "localhost/socle/gpu-check:1"
+NAME = "localhost/simulator/tools:1"
 APPLETS = ("sh", "cat", "ls", "sed", "sleep", "tr", "env", "echo", "printf", "stat", "grep", "head", "tail", "true")
 
 

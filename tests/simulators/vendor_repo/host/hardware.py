@@ -113,7 +113,6 @@ def install(kernel: str, machine: str) -> None:
     for tree in (SYS, PROC, STATE, SMI):
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(parents=True)
-    (STATE / "holders").mkdir()
     shutil.copy(machine, BASE / "shape.json")
     write(BASE / "kernel", f"{kernel}\n")
     (SYS / "module").mkdir()
@@ -168,8 +167,9 @@ def boot() -> None:
         shutil.rmtree(SYS / "module" / name, ignore_errors=True)
     for name in ("nvidia", "nvidia-nvswitch"):
         shutil.rmtree(PROC / "driver" / name, ignore_errors=True)
-    shutil.rmtree(STATE / "holders", ignore_errors=True)
-    (STATE / "holders").mkdir()
+    for name in ("holders", "containers"):
+        shutil.rmtree(STATE / name, ignore_errors=True)
+        (STATE / name).mkdir()
     for name in ("persistence", "fabric"):
         (STATE / name).unlink(missing_ok=True)
     unbind()
@@ -245,8 +245,8 @@ def enrolled() -> bool:
 
 
 def refcount(name: str) -> int:
-    held = len(list((STATE / "holders").glob("*"))) if name == "nvidia" else 0
-    return len(users(name)) + held
+    holders = {"nvidia": ("holders", "containers"), "nvidia_uvm": ("containers",)}.get(name, ())
+    return len(users(name)) + sum(len(list((STATE / folder).glob("*"))) for folder in holders)
 
 
 def update_refcounts() -> None:
@@ -414,20 +414,14 @@ def prepare_smi(machine: dict, version: str) -> None:
     shutil.copy(HERE / "legend", SMI / "legend")
 
 
-def containers_with_gpus() -> list:
-    """Processes whose root is another one and has a GPU's node: containers that use the driver."""
-    own = Path("/").stat()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            root = (entry / "root").stat()
-            if (root.st_dev, root.st_ino) != (own.st_dev, own.st_ino) and list(
-                (entry / "root/dev").glob("nvidia[0-9]*")
-            ):
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
+def cdi_hook(words: list) -> None:
+    """A container with GPUs starts or has ended: it counts as a user of the driver in between."""
+    note = STATE / "containers" / json.load(sys.stdin)["id"]
+    if words[:1] == ["forget"]:
+        note.unlink(missing_ok=True)
+    else:
+        write(note, "")
+    update_refcounts()
 
 
 def unload(name: str, program: str, dependencies: bool = False) -> None:
@@ -439,7 +433,7 @@ def unload(name: str, program: str, dependencies: bool = False) -> None:
         raise Refusal(f"{program}: FATAL: Module {name} not found.")
     if users(name):
         raise Refusal(f"{program}: ERROR: Module {name} is in use by: {' '.join(users(name))}")
-    if refcount(name) or name == "nouveau" or containers_with_gpus():
+    if refcount(name) or name == "nouveau":
         raise Refusal(f"{program}: ERROR: Module {name} is in use")
     shutil.rmtree(folder)
     if name == "nvidia":
@@ -711,6 +705,7 @@ def main() -> None:
         "dkms": lambda: dkms(words),
         "dkms-postinst": lambda: dkms_postinst(words),
         "mokutil": lambda: mokutil(words),
+        "cdi-hook": lambda: cdi_hook(words),
         "nvidia-modprobe": lambda: nvidia_modprobe(words),
         "update-initramfs": lambda: update_initramfs(words),
     }
