@@ -21,6 +21,8 @@ from typing import NoReturn
 
 VERBS = {
     "site": "bring every host from what it is to accepted, measured instances",
+    "provision": "install driver, container engine and GPU toolkit, and keep them there",
+    "check": "tell what is wrong with each host, and what to do; changes nothing",
     "plan": "show what would run, and whether it is allowed to; changes nothing",
     "deploy": "fetch, start and wait until the instances serve",
     "accept": "check that the instances answer right, and keep the record",
