@@ -128,7 +128,7 @@ summary:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan_as_is, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
@@ -147,7 +147,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     facts = module.params["facts"]
-    make = rpm_plan if is_rpm_system(facts["os"]) else plan
+    make = rpm_plan if is_rpm_system(facts["os"]) else plan_as_is
     try:
         result = make(host_of(module), settings_of(module), facts)
     except SocleError as error:

@@ -69,7 +69,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, plan_as_is, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
@@ -97,7 +97,7 @@ def main() -> None:
     )
     host, settings, facts = host_of(module), settings_of(module), module.params["facts"]
     try:
-        outlook = plan(host, settings, facts)
+        outlook = plan_as_is(host, settings, facts)
         sources = Sources(host.run, host.root, fetch, outlook.repository, time.time)
         if module.params["remove"]:
             files = sources.remove(module.check_mode)

@@ -124,8 +124,16 @@ def running_units(host: Host, asked: Sequence[str]) -> list[str]:
     return sorted({line.split()[0] for line in lines if line.strip()})
 
 
-def plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
-    """The plan for one host; raises DriverError, before anything is changed, for what cannot be done."""
+def plan_as_is(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
+    """The plan by the package index that the host has now, which may lack what the repository has by now."""
+    return plan(host, settings, facts, fresh=False)
+
+
+def plan(host: Host, settings: Settings, facts: Mapping[str, Any], *, fresh: bool = True) -> Plan:
+    """The plan for one host; raises DriverError, before anything is changed, for what cannot be done.
+
+    Without a *fresh* package index, what only the index speaks against is a reason and no error.
+    """
     packages = read_packages(host.run, host.root)
     if settings.state == "absent":
         return _removal(host, settings, facts, packages)
@@ -134,7 +142,7 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
     decide.check_settings(settings)
     check_use(gpus)
-    return Planner(host, settings, facts, packages).plan()
+    return Planner(host, settings, facts, packages).plan(fresh)
 
 
 def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -165,7 +173,7 @@ class Planner:
             self.repository = names.deb_repository(self.os, self.arch, settings.repository_url)
         self.result = Plan(source=settings.source, installed_version=self.installed.version)
 
-    def plan(self) -> Plan:
+    def plan(self, fresh: bool) -> Plan:
         settings, result = self.settings, self.result
         sources = read_sources(self.host.root)
         url = self.repository.url if self.repository else ""
@@ -200,7 +208,13 @@ class Planner:
         if result.repository["missing"]:
             self._outlook()
         else:
-            self._transaction(sources, url)
+            try:
+                self._transaction(sources, url)
+            except DriverError as error:
+                if fresh:
+                    raise
+                self._outlook()
+                result.reasons.append(f"by the package index as it is now: {error.message}")
         return result
 
     def _wanted(self, flavour: str) -> Wanted:
@@ -265,7 +279,7 @@ class Planner:
 
     def _check_held(self) -> None:
         own = own_holds(self.host)
-        names_needed = {*self.wanted.exact, *self.wanted.independent, *self.wanted.headers, self.wanted.pin}
+        names_needed = {*self.wanted.exact, *self.wanted.independent, self.wanted.pin}
         held = {name for name, package in self.packages.items() if package["held"]}
         mine = {name for name in held if names.is_driver_package(name) or name in names_needed}
         others = sorted(mine - own)
@@ -284,6 +298,7 @@ class Planner:
         settings, result = self.settings, self.result
         result.final = False
         result.version = settings.version or None
+        result.remove = []
         if settings.version:
             decide.check_direction(settings, self.installed, settings.version)
             decide.check_version(settings, settings.version, str(result.flavour), self.release, self.signed)
@@ -292,7 +307,7 @@ class Planner:
             *([self.wanted.pin] if self.wanted.pin else []),
             *(name + end for name in self.wanted.exact),
             *self.wanted.independent,
-            *self.wanted.headers,
+            *(name for name in self.wanted.headers if not is_installed(self.packages, name)),
         ]
         self._name_action(settings.version or f"{settings.branch}, the newest")
 
@@ -331,7 +346,9 @@ class Planner:
         versions = {name: apt.at_version(offers, name, version) for name in dict.fromkeys(chosen)}
         exact = [f"{name}={offer}" for name, offer in versions.items() if offer]
         self._check_headers()
-        loose = [*wanted.independent, *wanted.headers, *self._running_headers()]
+        # Headers that are there may be kept back with their kernel, and belong to no driver version.
+        absent = [name for name in wanted.headers if not is_installed(self.packages, name)]
+        loose = [*wanted.independent, *absent, *self._running_headers()]
         result.install = [*pin, *exact, *loose]
         result.preference = apt.preferences(version)
         self._simulate(where)

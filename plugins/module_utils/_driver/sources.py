@@ -125,7 +125,9 @@ class Sources:
             try:
                 content = self.fetch(url)
             except OSError as error:
-                reasons.append(f"{without_password(url)}: {' '.join(str(error).split())[:160]}")
+                reasons.append(
+                    f"{without_password(url)}: {' '.join(str(getattr(error, 'reason', error)).split())[:160]}"
+                )
                 continue
             if content.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY") or content[:1] in (b"\x98", b"\x99", b"\xc6"):
                 return content

@@ -124,12 +124,24 @@ class Transaction:
             pins = [plan["pin"], *(name for name in arguments if name.startswith("nvidia-driver-pinning-"))]
             first = [*dict.fromkeys(name for name in pins if name == plan["pin"] or name.endswith("-"))]
             self._apt(apt.install_command(first, preference), f"Cannot install {plan['pin']}")
+            self._purge_pins(plan["pin"])
             arguments = [name for name in arguments if name not in first]
         try:
             self._apt(apt.install_command(arguments, preference), f"Cannot install driver {version}")
         except DriverError as error:
             raise self._diagnosed(error) from error
         self._check_module()
+
+    def _purge_pins(self, present: str) -> None:
+        """A pinning package is one configuration file, which stays in force when the package is removed only."""
+        packages = read_packages(self.host.run, self.host.root)
+        left = sorted(
+            name
+            for name, package in packages.items()
+            if name.startswith("nvidia-driver-pinning-") and name != present and package["status"] == "config-files"
+        )
+        if left:
+            self._apt(["dpkg", "--purge", *left], f"Cannot purge {', '.join(left)}")
 
     def _diagnosed(self, error: DriverError) -> DriverError:
         log = dkms.read_log(self.host.root, self.plan["version"])

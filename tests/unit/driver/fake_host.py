@@ -166,7 +166,11 @@ class FakeHost:
                 held = self.packages.get(name, {}).get("held", False)
                 self.packages[name] = {"version": version, "status": "installed", "held": held}
             for name in removals:
-                self.packages.pop(name, None)
+                pin = "pinning" in name and verb != "purge" and "--purge" not in command
+                if pin and name in self.packages:
+                    self.packages[name].update(status="config-files", held=False)
+                else:
+                    self.packages.pop(name, None)
         return 0, "", ""
 
     def _systemctl(self, command: list[str]) -> tuple[int, str, str]:
@@ -177,6 +181,11 @@ class FakeHost:
         if command[1] == "is-active":
             active = command[2] in self.active
             return (0, "active\n", "") if active else (3, "inactive\n", "")
+        return 0, "", ""
+
+    def _dpkg(self, command: list[str]) -> tuple[int, str, str]:
+        for name in command[2:]:
+            del self.packages[name]
         return 0, "", ""
 
     def _dkms(self, command: list[str]) -> tuple[int, str, str]:

@@ -12,7 +12,13 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Plan, plan, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    LEDGER,
+    Plan,
+    plan,
+    plan_as_is,
+    summary,
+)
 
 from .fake_host import KERNEL, FakeHost, facts
 
@@ -278,3 +284,21 @@ def test_removal_of_what_is_not_there(fake: FakeHost) -> None:
 )
 def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
     assert words in " ".join(apt.reason(stdout, stderr).split())
+
+
+def test_an_old_index_is_no_error_before_it_was_read_again(fake: FakeHost) -> None:
+    fake.add_source()
+    wanted = Settings(repository_url=BASE, architecture="ampere", version="580.199.01")
+    found = plan_as_is(fake.host(), wanted, facts())
+    assert not found.final and found.refresh and "nvidia-driver-cuda=580.199.01*" in found.install
+    assert "by the package index as it is now: Driver 580.199.01 is not in" in summary(found)
+    with pytest.raises(DriverError):
+        plan(fake.host(), wanted, facts())
+
+
+def test_a_kernel_that_somebody_holds_is_left_alone(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09")
+    fake.packages["linux-headers-cloud-amd64"]["held"] = True
+    found = planned(fake, upgrade=True)
+    assert found.final and "linux-headers-cloud-amd64" not in found.install
