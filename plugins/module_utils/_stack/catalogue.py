@@ -98,8 +98,8 @@ def find(
                 "id": check.id,
                 "severity": check.severity,
                 "title": check.title,
-                # Sentences begin with what was found, which may be lower case ("the GPU at ...").
-                "message": message[:1].upper() + message[1:] if message.startswith("the ") else message,
+                # Names of programs stay as they are at the beginning of a sentence.
+                "message": message[:1].upper() + message[1:] if message.startswith(("the ", "each ")) else message,
                 "remedy": remedy,
                 "evidence": evidence,
             }

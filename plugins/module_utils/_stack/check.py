@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -77,12 +77,22 @@ def label(gpu: Tree) -> str:
     return f"GPU {gpu['index']} ({name}, {gpu.get('pci_bus_id')})"
 
 
+def name_gpus(concerned: Sequence[Tree]) -> str:
+    """One GPU by its label, several as "each of 2 GPUs (0, 1; NVIDIA H200)": both take a verb in the singular."""
+    if len(concerned) == 1:
+        return label(concerned[0])
+    by_index = all(gpu.get("index") is not None for gpu in concerned)
+    places = ", ".join(str(gpu["index"] if by_index else gpu.get("pci_bus_id")) for gpu in concerned)
+    kinds = ", ".join(sorted({str(gpu.get("product") or gpu.get("pci_device_id")) for gpu in concerned}))
+    return f"each of {len(concerned)} GPUs ({places}; {kinds})"
+
+
 def those(concerned: Iterable[Tree], **more: Any) -> Evidence:
     """Evidence that names GPUs and the first one's address for commands; None for no GPU."""
     listed = list(concerned)
     if not listed:
         return None
-    return {"gpus": [label(gpu) for gpu in listed], "bus_id": listed[0].get("pci_bus_id"), **more}
+    return {"gpus": name_gpus(listed), "bus_id": listed[0].get("pci_bus_id"), **more}
 
 
 def device_id(gpu: Tree) -> int | None:

@@ -22,7 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     engine_version,
     gpus,
     is_before,
-    label,
+    those,
     tree,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import upstream_version, version_key
@@ -269,8 +269,7 @@ def _missing_in_specs(facts: Tree, specs: list[Tree]) -> Iterator[Tree]:
 
 def spec_lacks_gpu(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     specs = _gpu_specs(stack)
-    missing = [label(gpu) for gpu in _missing_in_specs(facts, specs)] if specs else []
-    return {"gpus": missing, "paths": [spec["path"] for spec in specs]} if missing else None
+    return those(_missing_in_specs(facts, specs), paths=[spec["path"] for spec in specs]) if specs else None
 
 
 def oci_hook(facts: Tree, stack: Tree, intent: Tree) -> Evidence:

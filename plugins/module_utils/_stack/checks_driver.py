@@ -305,7 +305,7 @@ def unattended(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
         return None
     if any(fnmatch.fnmatchcase(loose[0], pattern) for pattern in settings.get("blacklist") or []):
         return None
-    return {"package": loose[0], "count": len(loose)}
+    return {"package": loose[0]}
 
 
 def no_headers(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -645,8 +645,8 @@ CHECKS = (
         WARNING,
         (AFTER,),
         "unattended-upgrades is on, some driver packages are not held and no pattern of its blacklist covers them.",
-        "unattended-upgrades is on and may replace {package} and others ({count} driver packages are not held)"
-        " overnight.",
+        "unattended-upgrades is on and may replace {package} and others overnight, as not all driver packages are"
+        " held.",
         'Run playbook provision.yml with gpu_driver_hold: true, or add "nvidia-" and "libnvidia-" to'
         " Unattended-Upgrade::Package-Blacklist.",
         unattended,

@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     Tree,
     gpus,
     is_too_old,
-    label,
+    name_gpus,
     those,
     tree,
 )
@@ -60,13 +60,13 @@ def no_class(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
         return {"found": found or problem, "way": f"{way[:1].upper()}{way[1:]}"}
     if intent.get("class") or facts.get("host_class") or not gpus(facts):
         return None
-    first = str(gpus(facts)[0].get("pci_device_id"))
-    names = ", ".join(label(gpu) for gpu in gpus(facts))
+    first = gpus(facts)[0].get("pci_device_id")
+    same = [gpu for gpu in gpus(facts) if gpu.get("pci_device_id") == first]
     way = (
         f'Set host_class, or add a class in profiles/host_classes/NAME.yml of your data with pci_ids: ["{first}"],'
         " after the pattern of one of the same family"
     )
-    return {"found": f"No host class knows {names}, whose PCI id is {first}", "way": way}
+    return {"found": f"No host class has the PCI id {first}, which is that of {name_gpus(same)}", "way": way}
 
 
 def class_contradiction(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -80,7 +80,9 @@ def class_contradiction(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
             if found and wanted.get(key) and str(found).split()[0] != str(wanted[key]).split()[0]:
                 return those([gpu], host_class=wanted.get("name"), found=f"{words} {found}", expected=wanted[key])
         if ids and gpu.get("architecture") is None and gpu.get("pci_device_id") not in ids:
-            return those([gpu], host_class=wanted.get("name"), found=gpu.get("pci_device_id"), expected=", ".join(ids))
+            return those(
+                [gpu], host_class=wanted.get("name"), found=f"PCI id {gpu['pci_device_id']}", expected=", ".join(ids)
+            )
     return None
 
 

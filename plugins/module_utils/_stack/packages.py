@@ -113,7 +113,7 @@ def _is_locked(name: str, evr: str, architecture: str, patterns: Sequence[str]) 
     epoch, colon, version = evr.rpartition(":")
     number = epoch if colon else "0"
     spellings = [name, f"{name}.{architecture}"]
-    for spelt in {version, f"{number}:{version}"}:
+    for spelt in (version, f"{number}:{version}"):
         spellings += [f"{name}-{spelt}", f"{name}-{spelt}.{architecture}", f"{number}:{name}-{version}.{architecture}"]
     return any(fnmatch.fnmatchcase(spelling, pattern) for pattern in patterns for spelling in spellings)
 

@@ -647,6 +647,14 @@ def test_every_known_xid_is_told_with_what_to_do(code: int) -> None:
     assert XIDS[code][1] in found[0]["message"]
 
 
+def test_several_gpus_are_named_together() -> None:
+    host = Host()
+    host.gpus(virtualization="vgpu")
+    assert findings(host, "SOC-H46")[0]["message"].startswith("Each of 2 GPUs (0, 1; NVIDIA A100-SXM4-80GB) has ")
+    host.gpus(**BARE)
+    assert findings(host, "SOC-H46")[0]["message"].startswith("Each of 2 GPUs (0000:01:00.0, 0000:02:00.0; 10de:20b2) ")
+
+
 def test_an_unknown_xid_is_told_too() -> None:
     host = Host()
     xid(154)(host)
