@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from typing import Any
 
@@ -294,16 +293,21 @@ def not_held(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     return {"packages": names, "count": len(packages), "tool": tool}
 
 
+def _covers(pattern: str, name: str) -> bool:
+    """unattended-upgrades takes patterns as regular expressions from the beginning of a name."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        return False
+
+
 def unattended(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     settings = tree(stack, "unattended")
     packages = _driver_packages(stack)
     loose = sorted(name for name, package in packages.items() if not package["held"])
     if not settings.get("enabled") or not _is_installed(stack, "unattended-upgrades") or not loose:
         return None
-    # unattended-upgrades takes the patterns as regular expressions that match from the start of a name.
-    if any(pattern.lstrip("^").startswith(("nvidia", "libnvidia")) for pattern in settings.get("blacklist") or []):
-        return None
-    if any(fnmatch.fnmatchcase(loose[0], pattern) for pattern in settings.get("blacklist") or []):
+    if any(_covers(pattern, loose[0]) for pattern in settings.get("blacklist") or []):
         return None
     return {"package": loose[0]}
 

@@ -364,7 +364,7 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         lambda h: (
             h.packages.update({"unattended-upgrades": package("2.12")}),
             h.packages["libnvidia-ml1"].update(held=False),
-            h.stack.update(unattended={"enabled": True, "blacklist": ["nvidia-", "libnvidia-"]}),
+            h.stack.update(unattended={"enabled": True, "blacklist": ["+", "^libnvidia-"]}),
         ),
     ),
     "SOC-H70": (
