@@ -142,7 +142,7 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any], *, fresh: boo
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
     decide.check_settings(settings)
     check_use(gpus)
-    return Planner(host, settings, facts, packages).plan(fresh)
+    return Planner(host, settings, facts, packages, fresh).plan()
 
 
 def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -163,8 +163,14 @@ class Planner:
     """One plan for state present."""
 
     def __init__(
-        self, host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
+        self,
+        host: Host,
+        settings: Settings,
+        facts: Mapping[str, Any],
+        packages: Mapping[str, Mapping[str, Any]],
+        fresh: bool = True,
     ) -> None:
+        self.fresh = fresh
         self.host, self.settings, self.facts, self.packages = host, settings, facts, packages
         self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
         self.installed = decide.installed_driver(self.os, packages)
@@ -173,7 +179,7 @@ class Planner:
             self.repository = names.deb_repository(self.os, self.arch, settings.repository_url)
         self.result = Plan(source=settings.source, installed_version=self.installed.version)
 
-    def plan(self, fresh: bool) -> Plan:
+    def plan(self) -> Plan:
         settings, result = self.settings, self.result
         sources = read_sources(self.host.root)
         url = self.repository.url if self.repository else ""
@@ -211,7 +217,7 @@ class Planner:
             try:
                 self._transaction(sources, url)
             except DriverError as error:
-                if fresh:
+                if self.fresh:
                     raise
                 self._outlook()
                 result.reasons.append(f"by the package index as it is now: {error.message}")

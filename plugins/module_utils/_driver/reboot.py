@@ -61,7 +61,7 @@ def activation(state: State, options_differ: Sequence[str] = ()) -> Activation:
         return Activation("none", f"module {state.loaded} is loaded")
     busy = [f"{name} ({count})" for name, count in sorted(state.users.items()) if count > 0]
     if busy:
-        return Activation("reboot", f"{why}, and cannot be removed while in use: {', '.join(busy)}")
+        return Activation("reboot", f"{why}, and the modules are in use: {', '.join(busy)}")
     return Activation("load", why)
 
 
