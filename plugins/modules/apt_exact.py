@@ -36,6 +36,12 @@ options:
     description: Whether a package may become older.
     type: bool
     default: false
+  source_pending:
+    description:
+      - For check mode only. Whether M(socle.inference.apt_source) found the packages on offer in a source that is not
+        written yet, so that the transaction cannot be simulated.
+    type: bool
+    default: false
   state:
     description: Whether the packages shall be there. V(absent) also removes their configuration files and holds.
     type: str
@@ -79,6 +85,7 @@ def main() -> None:
             "packages": {"type": "dict", "required": True},
             "hold": {"type": "bool"},
             "downgrade": {"type": "bool", "default": False},
+            "source_pending": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
@@ -88,7 +95,7 @@ def main() -> None:
         if params["state"] == "absent":
             outcome = remove(run, list(params["packages"]), check=module.check_mode)
         else:
-            wanted = Wanted(params["packages"], params["hold"], params["downgrade"])
+            wanted = Wanted(params["packages"], params["hold"], params["downgrade"], params["source_pending"])
             outcome = install(run, wanted, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)

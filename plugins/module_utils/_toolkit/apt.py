@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,6 +98,17 @@ def has_lists(root: Path) -> bool:
     return any(folder.glob("*_InRelease")) or any(folder.glob("*_Release")) or any(folder.glob("*_Packages*"))
 
 
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder for what apt downloads aside; it goes with all that is in it."""
+    with tempfile.TemporaryDirectory(prefix="socle-apt-") as name:
+        folder = Path(name)
+        # apt downloads as a user of its own, and makes no folders outside its usual ones.
+        folder.chmod(0o755)
+        (folder / "lists/partial").mkdir(parents=True)
+        yield folder
+
+
 def isolated(source: Path, folder: Path) -> list[str]:
     """apt's options to read one source alone, with all that is downloaded below *folder*."""
     return [
@@ -126,6 +139,8 @@ class Wanted:
     hold: bool | None = None
     """Whether upgrades by others leave the packages alone; None leaves that as it is."""
     downgrade: bool = False
+    source_pending: bool = False
+    """Check mode alone: the packages' source was tried, and is not written yet."""
 
 
 @dataclass
@@ -198,7 +213,7 @@ def _describe(found: Mapping[str, Installed], names: Sequence[str]) -> dict[str,
     return states
 
 
-def install(run: Runner, wanted: Wanted, *, check: bool = False) -> Outcome:
+def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Path("/")) -> Outcome:
     """Bring packages to their versions in one transaction.
 
     It is simulated first, then downloaded, and only then installed: a conflict or a broken download changes nothing.
@@ -218,7 +233,8 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False) -> Outcome:
         if wanted.downgrade:
             arguments.append("--allow-downgrades")
         for step, extra in (("install", ["-s"]), ("download", ["--download-only"]), ("install", [])):
-            if check and extra != ["-s"]:
+            # Without lists, as images come, or without their source, apt knows no package to simulate with.
+            if check and (extra != ["-s"] or wanted.source_pending or not has_lists(root)):
                 break
             done = _apt_get(run, [*extra, *arguments, *specs])
             # Lists that are some weeks old name files that the mirror no longer has.

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import http.client
-import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +142,8 @@ class AptSource:
         try:
             content = self._fetch(source.key_url)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error)).rstrip(".")
+            cause = getattr(error, "reason", error)
+            reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
             raise ToolkitError(
                 f"Cannot fetch the signing key {source.key_url}: {reason}; check that the host reaches this address, or"
                 f" set {source.variable} to a mirror. Nothing was changed.",
@@ -160,11 +160,7 @@ class AptSource:
 
     def _try(self, source: Source, content: bytes) -> None:
         """Read the source apart from everything else of the host."""
-        with tempfile.TemporaryDirectory(prefix="socle-apt-") as name:
-            folder = Path(name)
-            # apt downloads as a user of its own.
-            folder.chmod(0o755)
-            (folder / "lists").mkdir()
+        with apt.workspace() as folder:
             key = folder / f"key{suffix(content)}"
             key.write_bytes(content)
             trial = folder / "trial.sources"

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +162,7 @@ def debian_offers(run: Runner, names: Sequence[str], root: Path, *, check: bool)
             raise ToolkitError(f"Cannot read the package lists: {fault}; put the host's package sources right.")
         policy = apt.read_policy(run, names)
         return {name: policy[name].candidate for name in names}
-    with tempfile.TemporaryDirectory(prefix="socle-apt-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with apt.workspace() as folder:
         options = apt.elsewhere(folder)
         fault = apt.update(run, options)
         if fault:

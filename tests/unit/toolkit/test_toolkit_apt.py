@@ -88,9 +88,18 @@ def test_a_half_configured_package_is_finished(commands: Commands) -> None:
     assert apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True)).actions == ["install a=1.20.0-1"]
 
 
-def test_check_mode_simulates_only(commands: Commands) -> None:
+@pytest.mark.parametrize(("lists", "pending"), [(True, False), (False, False), (True, True)])
+def test_check_mode_simulates_only_and_only_what_apt_knows(
+    commands: Commands, tmp_path: Path, lists: bool, pending: bool
+) -> None:
+    (tmp_path / "var/lib/apt/lists").mkdir(parents=True)
+    if lists:
+        (tmp_path / "var/lib/apt/lists/deb.debian.org_debian_dists_trixie_InRelease").touch()
     commands.on("dpkg-query", out=state("a", version="1.18.2-1"))
-    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True), check=True)
+    outcome = apt.install(
+        commands, apt.Wanted({"a": "1.20.0-1"}, True, source_pending=pending), check=True, root=tmp_path
+    )
+    assert commands.ran("apt-get", "-s", "install") == int(lists and not pending)
     assert outcome.changed and outcome.before == {"a": "1.18.2-1"} and outcome.after == {"a": "1.20.0-1, held"}
     assert [call for call in commands.calls if "install" in call and "-s" not in call] == []
     assert commands.ran("apt-mark") == 0
