@@ -30,7 +30,9 @@ class Request:
     """Packages and how they shall be."""
 
     packages: Mapping[str, str]
-    """Version by name, with or without release; "" takes what is installed, else the newest."""
+    """Version by name, with or without release; "" takes what is installed, else the newest. A name may also be a
+    capability, as "kernel-devel-uname-r = 5.14.0-570.el9.x86_64", since kernels are installed side by side.
+    """
     hold: bool | None = None
     """Whether upgrades by others leave the packages alone; None leaves that as it is."""
     lock: tuple[str, ...] = ()
@@ -99,21 +101,23 @@ class Exact:
 
     def install(self, request: Request, *, check: bool = False) -> Outcome:
         """Bring packages to their versions, and set or lift their locks."""
-        names = list(request.packages)
+        names = [name for name in request.packages if " " not in name]
         found = self.installed(names)
         due = {
-            name: version
-            for name, version in request.packages.items()
-            if name not in found or not has_version(found[name], version)
+            name: request.packages[name]
+            for name in names
+            if name not in found or not has_version(found[name], request.packages[name])
         }
+        lacking = [name for name in request.packages if " " in name and not self._provides(name)]
         stream = dnf.read_stream(self.root, request.module) if request.module else None
         streams = dnf.stream_commands(request.module, stream, request.stream)
         outcome = Outcome(before=self._describe(found, names))
-        if due:
-            chosen = self._choose(due, found, request)
-            specs = [package.spec for package in chosen.values()]
+        chosen = self._choose(due, found, request) if due else {}
+        if chosen or lacking:
+            specs = [*(package.spec for package in chosen.values()), *lacking]
             self._try(specs, request, {package.repository for package in chosen.values()} if streams else set())
-            outcome.actions.append(f"install {', '.join(f'{name} {chosen[name].full}' for name in chosen)}")
+            shown = [*(f"{name} {package.full}" for name, package in chosen.items()), *lacking]
+            outcome.actions.append(f"install {', '.join(shown)}")
             if not check:
                 self._carry_out(specs, request, streams)
         elif streams and not check:
@@ -123,10 +127,14 @@ class Exact:
         self._settle(request, outcome, due, check)
         outcome.changed = bool(outcome.actions)
         if check:
-            outcome.after = {**outcome.before, **{name: chosen[name].evr for name in due}} if due else outcome.before
+            outcome.after = {**outcome.before, **{name: package.evr for name, package in chosen.items()}}
         else:
             outcome.after = self._describe(self.installed(names), names)
         return outcome
+
+    def _provides(self, capability: str) -> bool:
+        answer = self.run([*ENGLISH, "rpm", "-q", "--whatprovides", capability])
+        return answer is not None and answer[0] == 0
 
     def remove(self, names: Sequence[str], *, check: bool = False) -> Outcome:
         """Take packages and their locks away; other packages that would go too are a refusal."""
@@ -228,14 +236,15 @@ class Exact:
         return ["--allowerasing"] if self.installed(request.replaces) else []
 
     def _ours(self, request: Request) -> set[str]:
-        return {*request.packages, *request.replaces, *self.installed(request.lock)}
+        names = {name for name in request.packages if " " not in name}
+        return {*names, *request.replaces, *self.installed(request.lock)}
 
     def _settle(self, request: Request, outcome: Outcome, due: Mapping[str, str], check: bool) -> None:
         """Locks at the versions that are installed now; none where they are not to be held."""
         if request.hold is None:
             return
         text = self.files.read(self.lock_list) or ""
-        ours = self.installed([*request.packages, *request.lock])
+        ours = self.installed([*(name for name in request.packages if " " not in name), *request.lock])
         gone = set(request.replaces) - set(self.installed(request.replaces))
         kept = text if check else dnf.unlocked(text, gone)
         after = dnf.locked(kept, ours.values()) if request.hold else dnf.unlocked(kept, ours)

@@ -174,7 +174,7 @@ def rpm_packages(os: Mapping[str, Any], arch: str, kernel: str, wanted: Wanted) 
         companions=companions,
         optional=("nvidia-persistenced", "nvidia-modprobe", *same),
         independent=independent,
-        headers=(*rpm_headers(kernel), "kernel-headers") if rpm_headers(kernel) else (),
+        headers=rpm_headers(kernel),
         stream=rpm_stream(os, wanted),
         lock=LOCKS,
     )
