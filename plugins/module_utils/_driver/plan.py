@@ -117,7 +117,8 @@ def own_holds(host: Host) -> set[str]:
 
 def running_units(host: Host, asked: Sequence[str]) -> list[str]:
     """Units that use the GPUs and run: those *asked* for, else the instances; and NVIDIA's monitoring."""
-    patterns = [*(asked or ["vllm-*.service"]), *GPU_UNITS]
+    named = [name if name.endswith((".service", ".target", ".slice")) else f"{name}.service" for name in asked]
+    patterns = [*(named or ["vllm-*.service"]), *GPU_UNITS]
     command = ["systemctl", "list-units", "--type=service", "--state=active,activating,reloading", "--plain"]
     answer = host.run([*command, "--no-legend", *patterns])
     lines = answer[1].splitlines() if answer and answer[0] == 0 else []

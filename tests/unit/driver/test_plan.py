@@ -262,7 +262,8 @@ def test_removal_refuses_while_instances_run(fake: FakeHost) -> None:
     with pytest.raises(DriverError, match=r"vllm-chat\.service uses it; stop it first, or name the units"):
         planned(fake, loaded("580.126.09"), state="absent")
     for name in ("vllm-chat.service", "vllm-chat"):
-        assert planned(fake, loaded("580.126.09"), state="absent", services=(name,)).action == "remove"
+        found = planned(fake, loaded("580.126.09"), state="absent", services=(name,))
+        assert found.action == "remove" and found.services == ["vllm-chat.service"]
     fake.active = set()
     told = facts(gpu={"processes": [{"pid": 77, "name": "python3", "memory_mib": 9}]})
     with pytest.raises(DriverError, match=r"process 77 \(python3\) uses it"):
