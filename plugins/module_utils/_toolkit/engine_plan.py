@@ -23,8 +23,9 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
 
 PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "debian": {
-        # catatonit is what RunInit= starts; Debian only recommends the network tools.
-        "podman": ("podman", "crun", "netavark", "aardvark-dns", "passt", "catatonit"),
+        # catatonit is what RunInit= starts; Debian only recommends the others, and without nft or iptables (which one
+        # depends on the release) no container with a network of its own starts.
+        "podman": ("podman", "crun", "netavark", "aardvark-dns", "passt", "catatonit", "nftables", "iptables"),
         "docker": ("docker.io", "docker-cli", "iptables"),
     },
     "redhat": {

@@ -24,6 +24,7 @@ BOOKWORM_OFFERS = {
     "catatonit": "0.1.7-1+b1",
     "docker.io": "20.10.24+dfsg1-1+deb12u1+b6",
     "iptables": "1.8.9-2",
+    "nftables": "1.0.6-2+deb12u2",
 }
 TRIXIE_OFFERS = {
     **BOOKWORM_OFFERS,
@@ -141,7 +142,8 @@ def test_a_bare_debian_13_gets_podman_with_what_its_units_need(commands: Command
         "5.4.2",
         "debian",
     )
-    assert set(found["packages"]) == {"podman", "crun", "netavark", "aardvark-dns", "passt", "catatonit"}
+    network = {"netavark", "aardvark-dns", "passt", "nftables", "iptables"}
+    assert set(found["packages"]) == {"podman", "crun", "catatonit"} | network
     assert found["repository"] is None
 
 
