@@ -1,0 +1,240 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host of the RHEL family needs for its driver, and that all of it comes or nothing does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, rpm_plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+
+from tests.unit.driver.rpm_host import KERNEL, RpmHost, facts, rpm
+
+BASE = "https://mirror.example/repos"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> RpmHost:
+    return RpmHost(tmp_path)
+
+
+def plan(host: RpmHost, given: dict[str, Any] | None = None, **settings: Any) -> RpmPlan:
+    found = rpm_plan(host.host(), Settings(repository_url=BASE, **settings), given or facts())
+    assert isinstance(found, RpmPlan)
+    return found
+
+
+def carry_out(host: RpmHost, found: RpmPlan, hold: bool = True, check: bool = False) -> dict[str, Any]:
+    return RpmTransaction(host.host(), found.as_dict(), KERNEL, hold, Files()).carry_out(check)
+
+
+def settled(host: RpmHost, version: str = "580.159.03") -> None:
+    """A host on which the role has installed this version."""
+    carry_out(host, plan(host, version=version))
+
+
+def test_a_bare_host_gets_the_newest_of_the_branch(host: RpmHost) -> None:
+    found = plan(host)
+    assert (found.action, found.version, found.stream) == ("install", "580.178.04", "580-open")
+    assert found.packages["nvidia-driver-cuda"] == found.packages["kmod-nvidia-open-dkms"] == "3:580.178.04-1.el9"
+    assert found.packages[f"kernel-devel-uname-r = {KERNEL}"] == ""
+    assert "nvidia-fabricmanager" not in found.packages
+    assert found.repository is not None
+    assert found.repository["missing"]
+
+
+def test_dkms_is_taken_from_epel_only_where_no_repository_has_it(host: RpmHost) -> None:
+    assert plan(host).prepare == {}
+    host.offered = [package for package in host.offered if package.name != "dkms"]
+    found = plan(host)
+    assert found.prepare == {"epel-release": ""}
+    assert found.enable == []
+
+
+def test_release_10_also_needs_the_builder_repository(host: RpmHost) -> None:
+    host.offered = [package for package in host.offered if package.name != "dkms"]
+    (host.root / "etc/yum.repos.d/rocky.repo").write_text("[crb]\nname=CRB\nenabled=0\n")
+    ten = facts(os={"id": "rocky", "version_id": "10.0", "codename": None, "id_like": ["rhel"]})
+    found = plan(host, ten)
+    assert found.enable == ["crb"]
+    assert found.stream is None
+
+
+def test_a_switch_brings_fabric_manager_at_the_same_version(host: RpmHost) -> None:
+    found = plan(host, facts(nvswitches=[{"pci_bus_id": "0000:05:00.0", "pci_device_id": "10de:1af1"}]))
+    assert found.packages["nvidia-fabricmanager"] == "580.178.04-1"
+
+
+def test_an_installed_version_is_kept_until_an_upgrade_is_asked_for(host: RpmHost) -> None:
+    settled(host)
+    assert plan(host).changed_needed is False
+    found = plan(host, upgrade=True)
+    assert (found.action, found.version) == ("upgrade", "580.178.04")
+
+
+def test_a_downgrade_is_refused(host: RpmHost) -> None:
+    settled(host, "580.178.04")
+    with pytest.raises(DriverError, match=r"Driver 580\.178\.04 is installed, and 580\.159\.03 is older"):
+        plan(host, version="580.159.03")
+
+
+def test_a_version_that_is_not_there_is_named_with_those_that_are(host: RpmHost) -> None:
+    with pytest.raises(DriverError, match=r"580\.99\.9 is not in .*595\.91\.07, 580\.178\.04, 580\.159\.03"):
+        plan(host, version="580.99.9")
+
+
+def test_a_mirror_that_lacks_a_part_is_refused(host: RpmHost) -> None:
+    host.offered = [package for package in host.offered if package.name != "nvidia-fabricmanager"]
+    switch = facts(nvswitches=[{"pci_bus_id": "0000:05:00.0", "pci_device_id": "10de:1af1"}])
+    with pytest.raises(DriverError, match="has no nvidia-fabricmanager of that version"):
+        plan(host, switch)
+
+
+def test_an_unreachable_mirror_is_named(host: RpmHost) -> None:
+    host.refusal = "Error: Failed to download metadata for repo 'socle-probe': Cannot download repomd.xml"
+    with pytest.raises(DriverError, match=r"https://mirror\.example/repos/rhel9/x86_64/ .*did not answer"):
+        plan(host)
+
+
+def test_rpm_fusions_driver_is_refused(host: RpmHost) -> None:
+    host.install(rpm("akmod-nvidia", "580.159.03"))
+    with pytest.raises(DriverError, match=r"another packager \(akmod-nvidia 3:580\.159\.03-1\.el9\)"):
+        plan(host)
+
+
+def test_another_file_of_nvidias_repository_is_used_as_it_is(host: RpmHost) -> None:
+    file = host.root / "etc/yum.repos.d/cuda-rhel9.repo"
+    file.write_text(f"[cuda-rhel9-x86_64]\nbaseurl={BASE}/rhel9/x86_64\nenabled=1\n")
+    found = plan(host)
+    assert found.repository is not None
+    assert found.repository["missing"] is False
+    file.write_text("[cuda-rhel9-x86_64]\nbaseurl=https://other.example/cuda/repos/rhel9/x86_64\nenabled=1\n")
+    with pytest.raises(DriverError, match=r"names https://other\.example/cuda/repos/rhel9/x86_64, another repository"):
+        plan(host)
+
+
+def test_secure_boot_is_decided_before_anything_is_installed(host: RpmHost) -> None:
+    with pytest.raises(DriverError, match="Secure Boot is on"):
+        plan(host, facts(secure_boot=True))
+
+
+def test_installing_enables_the_stream_locks_and_notes_the_locks(host: RpmHost) -> None:
+    result = carry_out(host, plan(host, version="580.159.03"))
+    assert result["changed"] is True
+    assert host.stream == "580-open"
+    assert host.installed["nvidia-driver-cuda"].version == "580.159.03"
+    assert "libnvidia-ml-3:580.159.03-1.el9.*\n" in host.locks
+    assert "kmod-nvidia-open-dkms" in json.loads((host.root / LEDGER).read_text())["held"]
+    assert plan(host, version="580.159.03").changed_needed is False
+
+
+def test_check_mode_changes_nothing(host: RpmHost) -> None:
+    result = carry_out(host, plan(host), check=True)
+    assert result["changed"] is True
+    assert "nvidia-driver-cuda 3:580.178.04-1.el9 (held)" in result["diff"]["after"]
+    assert host.installed == {}
+    assert host.locks == ""
+    assert host.stream is None
+
+
+def test_another_branch_moves_locks_and_stream(host: RpmHost) -> None:
+    settled(host)
+    carry_out(host, plan(host, branch="595"))
+    assert host.stream == "595-open"
+    assert "595.91.07" in host.locks
+    assert "580." not in host.locks
+
+
+def test_another_flavour_takes_the_place_of_the_first(host: RpmHost) -> None:
+    settled(host, "580.178.04")
+    found = plan(host, flavour="proprietary")
+    assert (found.action, found.remove, found.stream) == ("switch", ["kmod-nvidia-open-dkms"], "580-dkms")
+    host.removes = ["kmod-nvidia-open-dkms"]
+    carry_out(host, found)
+    assert "kmod-nvidia-open-dkms" not in host.installed
+    assert "kmod-nvidia-open-dkms" not in host.locks
+    assert "kmod-nvidia-latest-dkms-3:580.178.04-1.el9.*" in host.locks
+
+
+def test_a_lock_of_somebody_else_is_in_the_way(host: RpmHost) -> None:
+    settled(host)
+    (host.root / LEDGER).unlink()
+    with pytest.raises(DriverError, match="and not by this role; release with 'dnf versionlock delete"):
+        plan(host, upgrade=True)
+
+
+def test_locks_that_went_missing_come_back_and_are_lifted_on_request(host: RpmHost) -> None:
+    settled(host)
+    host.lock_list.write_text("bash-0:5.1.8-9.el9.*\n")
+    found = plan(host)
+    assert found.changed_needed
+    carry_out(host, found)
+    assert "nvidia-driver-cuda-3:580.159.03" in host.locks
+    carry_out(host, plan(host, hold=False), hold=False)
+    assert host.locks == "bash-0:5.1.8-9.el9.*\n"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_transaction_that_dnf_refuses_leaves_stream_locks_and_packages(host: RpmHost, late: bool) -> None:
+    settled(host)
+    before = (dict(host.installed), host.locks, host.stream)
+    found = plan(host, branch="595")
+    if late:
+        host.fails_late = True
+    else:
+        host.refusal = (
+            "Error: \n Problem: nothing provides dkms needed by kmod-nvidia-open-dkms-3:595.91.07-1.el9.x86_64\n"
+        )
+    with pytest.raises(DriverError) as caught:
+        carry_out(host, found)
+    assert caught.value.message.startswith("Cannot install ")
+    assert (dict(host.installed), host.locks, host.stream) == before
+
+
+def test_a_first_install_that_fails_leaves_no_stream_behind(host: RpmHost) -> None:
+    host.fails_late = True
+    with pytest.raises(DriverError, match="Transaction failed"):
+        carry_out(host, plan(host))
+    assert host.stream is None
+    assert host.locks == ""
+
+
+def test_what_would_be_removed_for_it_is_refused(host: RpmHost) -> None:
+    host.removes = ["cockpit"]
+    with pytest.raises(DriverError, match="that would remove cockpit"):
+        carry_out(host, plan(host))
+    assert host.installed == {}
+
+
+def test_a_module_that_dkms_could_not_build_is_told_and_taken_back(host: RpmHost) -> None:
+    """The packages' script hides the failure, and DNF ends well."""
+    log = Path(__file__).parent / "fixtures" / "make_open_550.163.01_on_6.12.118.log"
+    build = host.root / "var/lib/dkms/nvidia/580.178.04/build"
+    build.mkdir(parents=True)
+    (build / "make.log").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
+    host.dkms = "nvidia/580.178.04: added\n"
+    with pytest.raises(DriverError) as caught:
+        carry_out(host, plan(host))
+    assert "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'" in caught.value.message
+    assert "what was installed was removed again" in caught.value.message
+    assert not [name for name in host.installed if "nvidia" in name]
+    assert "nvidia" not in host.locks
+
+
+def test_removal_takes_packages_and_locks(host: RpmHost) -> None:
+    settled(host)
+    found = plan(host, state="absent")
+    assert found.action == "remove"
+    carry_out(host, found)
+    assert not [name for name in host.installed if "nvidia" in name]
+    assert "kernel-devel-matched" in host.installed
+    assert host.locks == ""
+    assert plan(host, state="absent").action == "none"
