@@ -130,7 +130,6 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend, other_backends
-from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, current_plan, unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
@@ -164,7 +163,7 @@ def main() -> None:
             instances_dir,
             Files(),
             others=other_backends(engine, run, Path(params["state_dir"])),
-            gpu_obstacle=lambda plan: gpu_obstacle(plan, params["facts"]),
+            facts=params["facts"],
         )
         if params["mark"]:
             result = launcher.mark(

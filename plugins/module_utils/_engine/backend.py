@@ -203,9 +203,9 @@ class Backend(ABC):
     def remove_secret(self, instance: str, name: str) -> None:
         """Take the secret away from the engine."""
 
-    def gpu_obstacle(self) -> str | None:
-        """What keeps the engine from giving GPUs to containers, and the remedy; None where nothing does."""
-        return None
+    @abstractmethod
+    def cdi_dirs(self) -> list[Path]:
+        """Where the engine looks for specifications of devices; none where it was told not to look."""
 
     def enable(self, instance: str) -> None:  # noqa: B027 - units of a generator have nothing to enable
         """Let the unit start at boot."""

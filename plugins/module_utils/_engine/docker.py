@@ -242,14 +242,16 @@ class DockerBackend(Backend):
             )
         return render(plan, unit.raised_limits(self._proc_root), self._secrets_dir, self._docker_path)
 
-    def gpu_obstacle(self) -> str | None:
+    def cdi_dirs(self) -> list[Path]:
         done = self._docker("info", "--format", "{{json .CDISpecDirs}}")
-        if done.returncode == 0 and done.stdout.strip() in ("null", "[]"):
-            return (
-                "Docker's feature CDI is off; set features.cdi to true in /etc/docker/daemon.json and restart Docker,"
-                " or run playbook provision.yml"
+        if done.returncode != 0:
+            raise EngineError(
+                f"Cannot ask Docker's daemon where it looks for CDI specifications: {done.stderr.strip()}; start it"
+                " ('systemctl start docker').",
+                rc=done.returncode,
+                stderr=done.stderr,
             )
-        return None
+        return [Path(str(folder)) for folder in json.loads(done.stdout) or []]
 
     def validate(self, instance: str, text: str) -> None:
         with tempfile.TemporaryDirectory(prefix="socle-unit-") as folder:

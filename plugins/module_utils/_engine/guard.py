@@ -7,16 +7,13 @@ Else the engine says it later and in other words: "Driver/library version mismat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import cdi_devices
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._stack.parse import GPU_KIND, parse_cdi_spec
-
-CDI_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where both engines look for specifications."""
 
 
 def listed_devices(directories: Iterable[Path]) -> set[str]:
@@ -38,11 +35,11 @@ def listed_devices(directories: Iterable[Path]) -> set[str]:
 
 
 def gpu_obstacle(
-    plan: Mapping[str, Any], facts: Mapping[str, Any] | None, directories: Iterable[Path] = CDI_DIRS
+    plan: Mapping[str, Any], facts: Mapping[str, Any] | None, directories: Sequence[Path]
 ) -> EngineError | None:
     """Why this host cannot give the plan's GPUs to a container; None where it can, and for a plan without GPUs.
 
-    *facts* are those of gpu_facts, of which the driver's versions are read.
+    *facts* are those of gpu_facts, of which the driver's versions are read; *directories* is where the engine looks.
     """
     wanted = cdi_devices(dict(plan))
     if not wanted:
@@ -57,7 +54,12 @@ def gpu_obstacle(
             module_version=module,
             library_version=library,
         )
-    directories = list(directories)
+    if not directories:
+        return EngineError(
+            f"Cannot start {instance}: the container engine looks nowhere for CDI specifications, so that it can give"
+            " no GPU; for Docker, set features.cdi to true in /etc/docker/daemon.json and restart it, or run playbook"
+            " provision.yml."
+        )
     listed = listed_devices(directories)
     missing = [name for name in wanted if name not in listed]
     if not missing:

@@ -31,6 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     UnitState,
     check_name,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
     accepts_connections,
@@ -180,17 +181,17 @@ class Launcher:
         now: Callable[[], str] = utc_now,
         listens: Callable[[str, int], bool] = accepts_connections,
         others: Sequence[Backend] = (),
-        gpu_obstacle: Callable[[dict[str, Any]], EngineError | None] = lambda _plan: None,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         """*others* are the backends of other engines, whose units are taken away when an instance moves to this one;
-        *gpu_obstacle* tells why the host cannot give a plan its GPUs."""
+        *facts* are those of gpu_facts, for instances with GPUs."""
         self._backend = backend
         self._dir = instances_dir
         self._files = files
         self._now = now
         self._listens = listens
         self._others = others
-        self._gpu_obstacle = gpu_obstacle
+        self._facts = facts
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -387,12 +388,7 @@ class Launcher:
 
     def _unfit(self, plan: dict[str, Any]) -> EngineError | None:
         """Why the host cannot give the plan its GPUs."""
-        if not plan.get("gpus"):
-            return None
-        reason = self._backend.gpu_obstacle()
-        if reason:
-            return EngineError(f"Cannot start {plan.get('instance')}: {reason}.")
-        return self._gpu_obstacle(plan)
+        return gpu_obstacle(plan, self._facts, self._backend.cdi_dirs()) if plan.get("gpus") else None
 
     def _running_plans(self, instance: str) -> dict[str, dict[str, Any]]:
         """Current plan of each other instance of this host whose unit runs."""

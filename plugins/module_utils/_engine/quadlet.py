@@ -29,6 +29,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
     short,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._stack.parse import parse_cdi_dirs
 from ansible_collections.socle.inference.plugins.module_utils._units import starts_another_command
 
 KEY_SINCE: dict[str, Version] = {
@@ -69,6 +70,12 @@ MASKED_SINCE: Version = (5, 3, 0)
 """First Podman whose inspect hides secrets of type env."""
 
 UNIT_DIR = Path("/etc/containers/systemd")
+
+CONTAINERS_CONF = ("usr/share/containers/containers.conf", "etc/containers/containers.conf")
+CONTAINERS_CONF_DIR = "etc/containers/containers.conf.d"
+
+CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
+"""Where Podman looks unless told otherwise."""
 
 GENERATORS = (
     Path("/usr/libexec/podman/quadlet"),
@@ -190,12 +197,14 @@ class QuadletBackend(Backend):
         generators: Iterable[Path] = GENERATORS,
         podman: str = "podman",
         proc_root: Path = Path("/proc"),
+        root: Path = Path("/"),
     ) -> None:
         super().__init__(runner)
         self._unit_dir = unit_dir
         self._generators = list(generators)
         self._podman_path = podman
         self._proc_root = proc_root
+        self._root = root
         self._version: Version | None = None
 
     def _podman(
@@ -256,6 +265,13 @@ class QuadletBackend(Backend):
                 rc=done.returncode,
                 stderr=done.stderr,
             )
+
+    def cdi_dirs(self) -> list[Path]:
+        paths = [self._root / path for path in CONTAINERS_CONF]
+        paths += sorted((self._root / CONTAINERS_CONF_DIR).glob("*.conf"))
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
+        found = parse_cdi_dirs(texts)
+        return [Path(folder) for folder in (CDI_DIRS if found is None else found)]
 
     def exec(self, instance: str, argv: Sequence[str], timeout_s: float = 60.0) -> Completed[str]:
         return self._podman("exec", f"vllm-{check_name(instance)}", *argv, timeout_s=timeout_s)

@@ -224,7 +224,15 @@ def host() -> Host:
 
 @pytest.fixture
 def backend(host: Host, tmp_path: Path) -> QuadletBackend:
-    return QuadletBackend(host, unit_dir=tmp_path / "systemd", generators=[Path("/bin/true")])
+    """Podman on a host whose CDI specification lists a few GPUs."""
+    conf = tmp_path / "root/etc/containers/containers.conf"
+    specification = tmp_path / "root/cdi/nvidia.json"
+    for path in (conf, specification):
+        path.parent.mkdir(parents=True)
+    conf.write_text(f'[engine]\ncdi_spec_dirs = ["{specification.parent}"]\n')
+    devices = [{"name": name} for name in ("0", "1", "2", "3", "GPU-a")]
+    specification.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))
+    return QuadletBackend(host, tmp_path / "systemd", [Path("/bin/true")], root=tmp_path / "root")
 
 
 @pytest.fixture

@@ -254,10 +254,10 @@ def test_a_docker_that_is_too_old_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("dirs", ["null", "[]"])
-def test_a_docker_whose_cdi_is_off_is_named(docker: DockerBackend, host: Host, dirs: str) -> None:
-    assert docker.gpu_obstacle() is None
+def test_a_docker_whose_cdi_is_off_looks_nowhere(docker: DockerBackend, host: Host, dirs: str) -> None:
+    assert docker.cdi_dirs() == [Path("/etc/cdi"), Path("/var/run/cdi")]
     host.cdi_dirs = dirs
-    assert "features.cdi" in str(docker.gpu_obstacle())
+    assert docker.cdi_dirs() == []
 
 
 def test_a_line_that_systemd_would_leave_out_is_refused_in_its_words(

@@ -558,22 +558,39 @@ def test_check_mode_tells_of_a_move_and_makes_none(tmp_path: Path, plan: dict[st
 
 
 def test_a_host_that_cannot_give_its_gpus_is_refused_before_anything_is_written(
-    backend: QuadletBackend, host: Any, plan: dict[str, Any], tmp_path: Path
+    host: Any, plan: dict[str, Any], tmp_path: Path
 ) -> None:
+    conf = tmp_path / "other/etc/containers/containers.conf.d/cdi.conf"
+    conf.parent.mkdir(parents=True)
+    conf.write_text(f'[engine]\ncdi_spec_dirs = ["{tmp_path}/cdi"]\n')
+    backend = QuadletBackend(host, tmp_path / "systemd", [Path("/bin/true")], root=tmp_path / "other")
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=nobody)
     plan["gpus"] = [0]
-    refusal = EngineError("Cannot start chat: no specification.")
-    launcher = Launcher(
-        backend,
-        tmp_path / "instances",
-        Files(),
-        listens=nobody,
-        gpu_obstacle=lambda plan: refusal if plan["gpus"] else None,
-    )
-    with pytest.raises(EngineError, match="no specification"):
+    with pytest.raises(
+        EngineError, match=rf"expected a CDI specification with nvidia.com/gpu=0.*{tmp_path}/cdi"
+    ) as caught:
         launcher.start(plan)
     assert host.restarts == 0 and tree(tmp_path / "instances") == [str(tmp_path / "instances/chat")]
-    assert launcher.start(plan, check=True)["warnings"] == [refusal.message]
-    assert launcher.start({**plan, "gpus": []})["action"] == "started"
+    assert launcher.start(plan, check=True)["warnings"] == [caught.value.message]
+    (tmp_path / "cdi").mkdir()
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}
+    (tmp_path / "cdi/nvidia.json").write_text(json.dumps(spec))
+    assert launcher.start(plan)["action"] == "started"
+    # What runs is not asked again.
+    (tmp_path / "cdi/nvidia.json").unlink()
+    host.active = "active"
+    assert launcher.start(plan)["action"] == "none"
+    # One without GPUs needs none.
+    assert launcher.start({**plan, "gpus": [], "launch_fingerprint": "sha256:bbbb"})["action"] == "restarted"
+
+
+def test_versions_that_differ_are_told_before_the_start(
+    backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    facts = {"driver": {"version": "570.195.03", "library_version": "580.126.09"}}
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=nobody, facts=facts)
+    with pytest.raises(EngineError, match=r"module is version 570\.195\.03 and the libraries are 580\.126\.09"):
+        launcher.start({**plan, "gpus": [0]})
 
 
 def test_a_docker_without_cdi_starts_no_instance_with_gpus(
@@ -581,7 +598,7 @@ def test_a_docker_without_cdi_starts_no_instance_with_gpus(
 ) -> None:
     host.cdi_dirs = "[]"
     launcher = Launcher(docker, tmp_path / "instances", Files(), listens=nobody)
-    with pytest.raises(EngineError, match=r"Cannot start chat: Docker's feature CDI is off; set features\.cdi"):
+    with pytest.raises(EngineError, match=r"Cannot start chat: .* looks nowhere for CDI.*set features\.cdi to true"):
         launcher.start({**plan, "gpus": [0]})
     assert launcher.start(plan)["action"] == "started"
     assert host.enabled == {"vllm-chat.service"}
