@@ -1,0 +1,129 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Packages come at exact versions in one transaction of DNF, and what others locked or need stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import Rpm
+from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import (
+    Exact,
+    Request,
+    has_version,
+    removals,
+)
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+
+from tests.unit.driver.rpm_host import RpmHost
+
+NAMES = ("nvidia-container-toolkit", "libnvidia-container1")
+TABLE = """\
+Dependencies resolved.
+================================================================================
+ Package                  Arch    Version              Repository           Size
+================================================================================
+Removing:
+ kmod-nvidia-open-dkms    noarch  3:580.159.03-1.el9  @cuda-rhel9-x86_64    0
+Removing dependent packages:
+ cockpit-gpu              noarch  1-1.el9             @baseos               0
+
+Transaction Summary
+================================================================================
+Remove  2 Packages
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> RpmHost:
+    made = RpmHost(tmp_path)
+    for version in ("1.19.1", "1.20.0"):
+        made.offered += [Rpm(name, "0", version, "1", "x86_64", "toolkit") for name in NAMES]
+    return made
+
+
+def exact(host: RpmHost) -> Exact:
+    return Exact(host.run, Files(), host.root)
+
+
+def wanted(version: str, **changes: object) -> Request:
+    return Request(dict.fromkeys(NAMES, f"{version}-1"), **{"hold": True, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["", "580.178.04", "580.178.04-1.el9", "3:580.178.04-1.el9"])
+def test_a_version_may_be_given_with_or_without_release_and_epoch(version: str) -> None:
+    package = Rpm("nvidia-driver-cuda", "3", "580.178.04", "1.el9", "x86_64")
+    assert has_version(package, version)
+    assert not has_version(package, "580.178")
+
+
+def test_everything_that_would_go_is_read_from_dnfs_table() -> None:
+    assert removals(TABLE) == ["kmod-nvidia-open-dkms", "cockpit-gpu"]
+
+
+def test_the_second_run_carries_out_no_transaction(host: RpmHost) -> None:
+    first = exact(host).install(wanted("1.20.0"))
+    assert first.changed
+    assert host.locks == "libnvidia-container1-0:1.20.0-1.*\nnvidia-container-toolkit-0:1.20.0-1.*\n"
+    host.calls.clear()
+    assert not exact(host).install(wanted("1.20.0")).changed
+    assert not [call for call in host.calls if call[0] == "dnf"]
+
+
+def test_an_upgrade_passes_its_own_locks_and_leaves_those_of_others(host: RpmHost) -> None:
+    exact(host).install(wanted("1.19.1"))
+    host.lock_list.write_text(host.locks + "bash-0:5.1.8-9.el9.*\n")
+    exact(host).install(wanted("1.20.0"))
+    assert "1.19.1" not in host.locks
+    assert "bash-0:5.1.8-9.el9.*\n" in host.locks
+
+
+def test_going_back_needs_a_word(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    with pytest.raises(DriverError, match=r"1\.20\.0 is installed, and 1\.19\.1 is older"):
+        exact(host).install(wanted("1.19.1"))
+    exact(host).install(wanted("1.19.1", downgrade=True))
+    assert host.installed["libnvidia-container1"].version == "1.19.1"
+
+
+def test_locks_are_lifted_or_left_alone_as_asked(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    before = host.locks
+    assert not exact(host).install(wanted("1.20.0", hold=None)).changed
+    assert host.locks == before
+    assert exact(host).install(wanted("1.20.0", hold=False)).actions == [
+        "unlock libnvidia-container1, nvidia-container-toolkit"
+    ]
+    assert host.locks == ""
+
+
+def test_check_mode_tries_the_transaction_and_changes_nothing(host: RpmHost) -> None:
+    outcome = exact(host).install(wanted("1.20.0"), check=True)
+    assert outcome.changed
+    assert outcome.after == dict.fromkeys(NAMES, "1.20.0-1")
+    assert host.installed == {}
+    assert host.locks == ""
+    assert any("--assumeno" in call for call in host.calls)
+    host.refusal = "Error: \n Problem: package a conflicts with b\n"
+    with pytest.raises(DriverError, match="package a conflicts with b"):
+        exact(host).install(wanted("1.20.0"), check=True)
+
+
+def test_a_removal_that_takes_others_along_is_refused(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    host.removes = [*NAMES, "cockpit-gpu"]
+    with pytest.raises(DriverError, match="that would also remove cockpit-gpu"):
+        exact(host).remove(NAMES)
+    assert set(NAMES) <= set(host.installed)
+    host.removes = list(NAMES)
+    assert exact(host).remove(NAMES).changed
+    assert host.installed == {}
+    assert host.locks == ""
+    assert not exact(host).remove(NAMES).changed
+
+
+def test_no_trace_of_the_trial_is_left(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    assert list((host.root / "run").iterdir()) == []
