@@ -18,7 +18,8 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu import driver
 HOLDERS = {"nvidia": ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem"), "nvidia_modeset": ("nvidia_drm",)}
 """Module -> those that count as its users while they are loaded."""
 
-OWN_UNITS = ("nvidia-fabricmanager.service", "nvidia-persistenced.service")
+FABRIC_UNIT = "nvidia-fabricmanager.service"
+OWN_UNITS = (FABRIC_UNIT, "nvidia-persistenced.service")
 """Units of the driver that keep its modules in use; stopped before a reload and started after it."""
 
 CDI_UNIT = "nvidia-cdi-refresh.service"
@@ -88,7 +89,7 @@ class Activator:
             try:
                 self._reload()
             finally:
-                self._start_units(units or self._own_units())
+                self._start_units(units or self._own_units(expected.nvswitch))
             self._refresh_cdi()
             state = self.state()
         gpus = self._prove(expected, state, fresh=wish.action == "load")
@@ -163,8 +164,10 @@ class Activator:
         except OSError:
             return ""
 
-    def _own_units(self) -> list[str]:
-        return [unit for unit in reversed(OWN_UNITS) if read_unit(self.roots.root, unit) is not None]
+    def _own_units(self, nvswitch: bool) -> list[str]:
+        units = [unit for unit in reversed(OWN_UNITS) if read_unit(self.roots.root, unit) is not None]
+        # Without a switch fabric manager fails, and stays behind as a failed unit.
+        return units if nvswitch else [unit for unit in units if unit != FABRIC_UNIT]
 
     def _stop_units(self) -> list[str]:
         """Stop the driver's own units that run; in the order in which they start again."""
@@ -263,7 +266,7 @@ class Activator:
 
     def _prove_fabric(self) -> None:
         """Without a configured fabric CUDA fails with error 802; A100 boards do not tell their state."""
-        unit = OWN_UNITS[0]
+        unit = FABRIC_UNIT
         deadline = self.clock() + FABRIC_S
         while True:
             answer = self.run(["systemctl", "is-active", unit])

@@ -198,17 +198,15 @@ class Planner:
         self.wanted = names.deb_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
         result.repository = source_files(self.host.root, self.repository, self.os, settings.source, sources)
         result.hold_also = list(self.wanted.hold_also)
-        kept = self._kept()
-        if kept is not None:
-            result.version = kept
-            self._hold_only()
-            self._look_at_loaded()
+        if self._kept() is not None:
+            self._settle_for_installed()
             return result
         decide.check_secure_boot(
             self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os.get("id") == "ubuntu"
         )
         self._check_held()
         result.changed_needed = True
+        # Also where an upgrade then finds nothing newer.
         result.refresh = True
         result.pin, result.headers = self.wanted.pin, list(self.wanted.headers)
         result.services = running_units(self.host, settings.services)
@@ -238,19 +236,23 @@ class Planner:
 
     def _kept(self) -> str | None:
         """The installed version where nothing about the packages is to change."""
+        return self.installed.version if decide.keeps(self.settings, self.installed) and self._is_whole() else None
+
+    def _is_whole(self) -> bool:
+        """Whether everything is installed, at the version and flavour of the driver that is there."""
         installed, wanted = self.installed, self.wanted
-        if installed.version is None or installed.broken or not decide.keeps(self.settings, installed):
-            return None
-        if installed.flavour != self.result.flavour:
-            return None
+        if installed.version is None or installed.broken or installed.flavour != self.result.flavour:
+            return False
         required = [*wanted.exact, *wanted.independent, *wanted.headers, *([wanted.pin] if wanted.pin else [])]
-        missing = [name for name in required if not is_installed(self.packages, name)]
-        others = [
-            name
-            for name in wanted.exact
-            if name not in missing and upstream(self.packages[name]["version"]) != installed.version
-        ]
-        return None if missing or others else installed.version
+        return all(is_installed(self.packages, name) for name in required) and all(
+            upstream(self.packages[name]["version"]) == installed.version for name in wanted.exact
+        )
+
+    def _settle_for_installed(self) -> None:
+        """No package changes."""
+        self.result.version = self.installed.version
+        self._hold_only()
+        self._look_at_loaded()
 
     def _hold_only(self) -> None:
         """Holds that went missing are set again, or given up with gpu_driver_hold: false."""
@@ -333,6 +335,10 @@ class Planner:
         offers = apt.offered(self.host.run, asked, url or None, () if url else vendor)
         version = self._version(offers, where)
         result.version = version
+        if version == self.installed.version and self._is_whole():
+            result.unhold, result.services, result.headers = [], [], []
+            self._settle_for_installed()
+            return
         decide.check_direction(settings, self.installed, version)
         decide.check_version(settings, version, str(result.flavour), self.release, self.signed)
         if pin and wanted.pin not in offers:

@@ -237,6 +237,10 @@ class RpmPlanner(Planner):
         keep = self.installed.version and decide.keeps(settings, self.installed)
         version = str(self.installed.version) if keep else self._version_of(available, where)
         result.version = version
+        if version == self.installed.version and self._is_whole() and self._stream_is_right():
+            result.services, result.headers, result.unhold = [], [], []
+            self._settle_for_installed()
+            return
         decide.check_direction(settings, self.installed, version)
         decide.check_version(settings, version, str(result.flavour), self.release, False)
         exact = {name: dnf.newest(offers, name, settings.wanted_branch, version) for name in wanted.exact}

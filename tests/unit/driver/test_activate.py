@@ -155,7 +155,9 @@ def test_a_driver_that_runs_is_only_proven(machine: Machine) -> None:
 def test_a_fresh_driver_is_loaded_and_cdi_written_after_it(machine: Machine) -> None:
     machine.unit("nvidia-persistenced.service", active=False)
     machine.unit("nvidia-cdi-refresh.service", active=False)
+    machine.unit("nvidia-fabricmanager.service", active=False)
     result = activate(machine)
+    assert "nvidia-fabricmanager.service" not in machine.active, "without an NVSwitch it fails"
     assert result["action"] == "load" and machine.loaded() == "580.178.04"
     order = ["modprobe nvidia", "modprobe nvidia-uvm", "systemctl start nvidia-persistenced.service"]
     order.append("systemctl restart nvidia-cdi-refresh.service")

@@ -303,3 +303,49 @@ def test_a_kernel_that_somebody_holds_is_left_alone(fake: FakeHost) -> None:
     fake.packages["linux-headers-cloud-amd64"]["held"] = True
     found = planned(fake, upgrade=True)
     assert found.final and "linux-headers-cloud-amd64" not in found.install
+
+
+def test_an_upgrade_that_finds_nothing_newer_changes_nothing(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.178.04", held=True)
+    own(fake, *fake.held())
+    fake.active = {"vllm-chat.service"}
+    found = planned(fake, loaded("580.178.04"), upgrade=True)
+    assert found.refresh and not found.changed_needed
+    assert (found.action, found.install, found.unhold, found.services) == ("none", [], [], [])
+
+
+def ubuntu(**changes: Any) -> dict[str, Any]:
+    os = {"id": "ubuntu", "version_id": "24.04", "codename": "noble", "id_like": ["debian"]}
+    return facts(os=os, kernel="6.8.0-90-generic", **changes)
+
+
+def archive(fake: FakeHost) -> None:
+    """Ubuntu's own packages."""
+    branch = "580-server"
+    names = ["nvidia-utils", "nvidia-headless-no-dkms", "nvidia-compute-utils", "nvidia-dkms"]
+    fake.offers = {}
+    for name in names:
+        end = f"{branch}-open" if "dkms" in name else branch
+        fake.distribution[f"{name}-{end}"] = "580.159.03-0ubuntu0.24.04.1"
+    fake.distribution["linux-modules-nvidia-580-server-open-generic"] = "6.8.0-90.91"
+    fake.distribution["linux-headers-generic"] = fake.distribution["linux-headers-6.8.0-90-generic"] = "6.8.0-90.91"
+
+
+def test_ubuntu_with_secure_boot_takes_signed_modules(fake: FakeHost) -> None:
+    archive(fake)
+    found = planned(fake, ubuntu(secure_boot=True), source="distribution")
+    assert found.version == "580.159.03" and found.pin is None
+    assert "linux-modules-nvidia-580-server-open-generic" in found.install
+    assert "nvidia-utils-580-server=580.159.03-0ubuntu0.24.04.1" in found.install
+    assert not any("nvidia-dkms" in name or "headers" in name for name in found.install)
+    assert "linux-image-generic" in found.hold_also
+    with pytest.raises(DriverError, match="gpu_driver_source: distribution"):
+        planned(fake, ubuntu(secure_boot=True))
+
+
+def test_ubuntu_without_secure_boot_builds(fake: FakeHost) -> None:
+    archive(fake)
+    found = planned(fake, ubuntu(), source="distribution")
+    assert "nvidia-dkms-580-server-open=580.159.03-0ubuntu0.24.04.1" in found.install
+    assert "linux-headers-generic" in found.install
