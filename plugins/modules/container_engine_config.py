@@ -175,7 +175,7 @@ def main() -> None:
     if outcome.action == "restart":
         module.warn(
             f"dockerd {'would be' if module.check_mode else 'was'} restarted for its new settings;"
-            f" {outcome.containers} containers ran before."
+            f" containers that run on it: {outcome.containers}."
         )
     result = {
         "changed": outcome.changed,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 from dataclasses import dataclass, field
@@ -207,8 +208,11 @@ class EngineConfig:
 
 
 def _reason(journal: str) -> str:
+    # systemd's own lines say only that it failed, and informative ones of dockerd mention errors that are none.
     lines = [line.strip() for line in journal.splitlines() if line.strip()]
-    # systemd's own lines say only that it failed.
-    own = [line for line in lines if "docker.service" not in line]
-    telling = [line for line in own if any(word in line.lower() for word in ("failed", "unable", "error", "invalid"))]
-    return (telling or own or lines or [""])[0]
+    own = [line for line in lines if "docker.service" not in line and "level=info" not in line]
+    for pattern in (r"unable to configure|failed to start", r"level=(error|fatal|panic)", r"fail|unable|error|invalid"):
+        telling = [line for line in own if re.search(pattern, line, re.IGNORECASE)]
+        if telling:
+            return telling[-1]
+    return own[-1] if own else ""

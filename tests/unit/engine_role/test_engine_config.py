@@ -130,7 +130,11 @@ def test_a_docker_that_does_not_come_back_gets_its_old_settings(docker: Docker) 
     docker.has(OWN)
     answers = iter([(1, "", "Job for docker.service failed.\n"), (0, "", "")])
     docker.commands.do("systemctl", "restart", "docker.service", then=lambda _argv: next(answers))
-    said = "Stopping docker.service\nunable to configure the Docker daemon: conflicting: log-driver\n"
+    said = (
+        'time="now" level=info msg="stopping event stream" error="<nil>"\n'
+        "unable to configure the Docker daemon: conflicting: log-driver\n"
+        "docker.service: Failed with result 'exit-code'.\n"
+    )
     docker.commands.on("journalctl", out=said)
     with pytest.raises(SocleError, match=r"conflicting: log-driver.*runs again with the file as it was"):
         docker.bring()
