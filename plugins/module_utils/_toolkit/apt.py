@@ -247,7 +247,9 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
         outcome.changed = True
         outcome.actions.append(f"install {', '.join(specs)}")
     if wanted.hold is not None:
-        marked = [name for name in names if (name in found and found[name].held) != wanted.hold]
+        # apt takes the hold away from a held package that it changes.
+        now = read_installed(run, names) if due and not check else found
+        marked = [name for name in names if (name in now and now[name].held) != wanted.hold]
         if marked:
             outcome.changed = True
             outcome.actions.append(f"{'hold' if wanted.hold else 'unhold'} {', '.join(marked)}")

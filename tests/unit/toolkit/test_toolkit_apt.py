@@ -105,6 +105,19 @@ def test_check_mode_simulates_only_and_only_what_apt_knows(
     assert commands.ran("apt-mark") == 0
 
 
+def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
+
+    def upgrade(argv: list[str]) -> tuple[int, str, str]:
+        if not {"-s", "--download-only"} & set(argv):
+            commands.on("dpkg-query", out=state("a"))
+        return 0, "", ""
+
+    commands.do("apt-get", "install", then=upgrade)
+    assert apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True)).actions[-1] == "hold a"
+    assert commands.ran("apt-mark", "hold", "a") == 1
+
+
 def test_only_a_missing_hold_is_set_alone(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold") + state("b"))
     outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
