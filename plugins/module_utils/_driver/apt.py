@@ -126,6 +126,11 @@ def reason(stdout: str, stderr: str) -> str:
             following = [other.strip() for other in lines[number + 1 : number + 4] if other.startswith(" ")]
             if following:
                 return re.sub(r"\s+", " ", following[0])
+    failed = re.search(
+        r"^dpkg: error processing (?:package|archive) (\S+) .*:\n\s*(.+)$", stdout + "\n" + stderr, re.MULTILINE
+    )
+    if failed:
+        return f"dpkg failed at {failed.group(1)}: {failed.group(2)}"
     errors = [line[2:].strip() for line in (stderr + "\n" + stdout).splitlines() if line.startswith("E:")]
     if errors:
         # These two only say that there was an error.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -182,16 +183,20 @@ class Transaction:
             and (after.get(name, {}).get("version"), after.get(name, {}).get("status"))
             != (package["version"], "installed")
         )
-        try:
-            if fresh or moved:
-                arguments = [*(f"{name}={was[name]['version']}" for name in moved), *(f"{name}-" for name in fresh)]
-                command = apt.install_command(arguments, self.host.preference_file(""), "--allow-downgrades", "--purge")
-                self._apt(command, "apt")
-        except DriverError as error:
-            self._settle_holds(self.plan["unhold"])
-            names = ", ".join([*moved, *fresh][:6])
-            return f"the former packages could not be put back ({error.message}): see {names} with 'dpkg --audit'"
+        problem = ""
+        if fresh or moved:
+            arguments = [*(f"{name}={was[name]['version']}" for name in moved), *(f"{name}-" for name in fresh)]
+            command = apt.install_command(arguments, self.host.preference_file(""), "--allow-downgrades", "--purge")
+            try:
+                self._apt(command, "")
+            except DriverError as error:
+                problem = error.message.lstrip(": ")
+        with contextlib.suppress(DriverError):
+            self._purge_pins("")
         self._settle_holds(self.plan["unhold"])
+        if problem:
+            names = ", ".join([*moved, *fresh][:6])
+            return f"the former packages could not be put back ({problem}): see {names} with 'dpkg --audit'"
         return "the packages are as before the run" if moved or not fresh else "what was installed was removed again"
 
     def _settle_holds(self, wanted: Sequence[str] | None) -> list[str]:

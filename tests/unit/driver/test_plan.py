@@ -281,6 +281,12 @@ def test_removal_of_what_is_not_there(fake: FakeHost) -> None:
         ("", "E: Unable to locate package nvidia-open\n", "Unable to locate package nvidia-open"),
         ("", "W: x\nE: Failed to fetch http://u:p@m/x  404  Not Found\n", "Failed to fetch http://m/x 404"),
         ("", "", "no reason was given"),
+        (
+            "Setting up x\ndpkg: error processing package nvidia-kernel-open-dkms (--configure):\n"
+            " installed post-installation script subprocess returned error exit status 10\n",
+            "E: Sub-process /usr/bin/dpkg returned an error code (1)\n",
+            "dpkg failed at nvidia-kernel-open-dkms: installed post-installation script",
+        ),
     ],
 )
 def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
