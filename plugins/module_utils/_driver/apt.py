@@ -120,6 +120,8 @@ def simulate(run: Run, arguments: Sequence[str], preference_file: str) -> Simula
 
 def reason(stdout: str, stderr: str) -> str:
     """Why apt refused, in one line: the first unmet dependency, else its first error."""
+    # apt runs dpkg on a terminal, whose lines end with two characters.
+    stdout, stderr = stdout.replace("\r", ""), stderr.replace("\r", "")
     lines = stdout.splitlines()
     for number, line in enumerate(lines):
         if "unmet dependencies" in line:

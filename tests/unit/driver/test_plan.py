@@ -282,7 +282,7 @@ def test_removal_of_what_is_not_there(fake: FakeHost) -> None:
         ("", "W: x\nE: Failed to fetch http://u:p@m/x  404  Not Found\n", "Failed to fetch http://m/x 404"),
         ("", "", "no reason was given"),
         (
-            "Setting up x\ndpkg: error processing package nvidia-kernel-open-dkms (--configure):\n"
+            "Setting up x\r\ndpkg: error processing package nvidia-kernel-open-dkms (--configure):\r\n"
             " installed post-installation script subprocess returned error exit status 10\n",
             "E: Sub-process /usr/bin/dpkg returned an error code (1)\n",
             "dpkg failed at nvidia-kernel-open-dkms: installed post-installation script",
