@@ -169,13 +169,20 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         "cdi",
-        r"unresolvable CDI devices? (.+)",
-        "Podman does not know the GPUs {1}",
+        r"unresolvable CDI devices? (.+?)\.?$",
+        "the container engine does not know the GPUs {1}",
         "Generate the CDI specification anew ('nvidia-ctk cdi generate'), or correct the instance's gpus.",
     ),
     _signature(
+        "cdi_off",
+        r'could not select device driver "cdi"',
+        "Docker's feature CDI is off",
+        "Set features.cdi to true in /etc/docker/daemon.json and restart Docker, or run playbook provision.yml.",
+    ),
+    _signature(
         "image_missing",
-        r"Error: (\S+): (?:image not known|no such image)|Error: .*image not known",
+        r"Error: (\S+): (?:image not known|no such image)|Error: .*image not known"
+        r"|Error response from daemon: No such image",
         "the image is not on the host any more",
         "Deploy again, so that the image is pulled.",
     ),
@@ -187,9 +194,21 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         "mount_missing",
-        r"Error: statfs (\S+): no such file or directory",
+        r"(?:Error: statfs |bind source path does not exist: )(\S+?)(?:: no such file or directory|\.?$)",
         "the folder {1}, which the unit mounts, does not exist",
         "Deploy again, so that the model is fetched and the folders are made.",
+    ),
+    _signature(
+        "limits",
+        r"error setting rlimit",
+        "the host does not let the container engine raise a limit (ulimit)",
+        "Take the limit out of the engine's settings (container_engine_nofile), or give the host CAP_SYS_RESOURCE.",
+    ),
+    _signature(
+        "docker_daemon",
+        r"Cannot connect to the Docker daemon",
+        "Docker's daemon does not answer",
+        "See 'systemctl status docker' on the host.",
     ),
     _signature(
         "driver_old",
@@ -236,6 +255,7 @@ _UNLEVELLED = re.compile(
     r"|what\(\): "  # C++
     r"|(?:[\w.-]+ ){0,2}[\w.-]+: error: "  # argparse: "vllm serve: error: "
     r'|time="[^"]*" level=(?:error|fatal) '  # Podman
+    r"|docker: (?:Error response from daemon: |Cannot connect )"
     r"|\S+\.py:\d+: UserWarning: CUDA initialization: "  # all that PyTorch says of a driver that does not work
     r"|Error: |error: )"
 )

@@ -38,8 +38,17 @@ MESSAGES = {
     "port_taken": "OSError: [Errno 98] Address already in use",
     "no_device": "RuntimeError: Failed to infer device type, please set the environment variable",
     "cdi": "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7",
+    "cdi_off": 'docker: Error response from daemon: could not select device driver "cdi" with capabilities: [].',
     "secret_missing": 'Error: no secret with name or id "socle-chat-api_key": no such secret',
     "mount_missing": "Error: statfs /var/lib/socle/models/x: no such file or directory",
+    "limits": (
+        "docker: Error response from daemon: failed to create task for container: failed to create shim task: OCI"
+        " runtime create failed: runc create failed: unable to start container process: error during container init: error"
+        " setting rlimits for ready process: error setting rlimit type 8: operation not permitted: unknown."
+    ),
+    "docker_daemon": (
+        "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?."
+    ),
     "driver_old": "RuntimeError: The NVIDIA driver on your system is too old (found version 12020).",
     "fabric_manager": "RuntimeError: CUDA error: Error 802: system not yet initialized",
     "engine_timeout": "TimeoutError: Timed out waiting for engine core processes to start.",
@@ -151,3 +160,20 @@ def test_milestones_of_a_cpu_start() -> None:
     assert reader.milestones["kv_cache"] == {"at_s": 1.3, "tokens": 46592, "at_tokens": 4096, "concurrency": 11.38}
     assert reader.milestones["engine"] == {"at_s": 1.3, "version": "0.32.0"}
     assert reader.phase == "first answer"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "words"),
+    [
+        ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7.", "cdi", "the GPUs nvidia.com/gpu=7"),
+        (
+            'invalid mount config for type "bind": bind source path does not exist: /var/lib/x.',
+            "mount_missing",
+            "the folder /var/lib/x, which",
+        ),
+        ("No such image: sha256:8eb354016a26.", "image_missing", "the image is not on the host"),
+    ],
+)
+def test_what_docker_says_is_known_as_well(line: str, cause: str, words: str) -> None:
+    found = diagnose([f"docker: Error response from daemon: {line}", "See 'docker run --help'."])
+    assert found is not None and found.id == cause and words in found.sentence
