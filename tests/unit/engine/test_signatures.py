@@ -42,8 +42,8 @@ MESSAGES = {
     "secret_missing": 'Error: no secret with name or id "socle-chat-api_key": no such secret',
     "mount_missing": "Error: statfs /var/lib/socle/models/x: no such file or directory",
     "limits": (
-        "docker: Error response from daemon: failed to create task for container: failed to create shim task: OCI"
-        " runtime create failed: runc create failed: unable to start container process: error during container init: error"
+        "docker: Error response from daemon: failed to create task for container: failed to create shim task:"
+        " OCI runtime create failed: runc create failed: unable to start container process: error during container init: error"
         " setting rlimits for ready process: error setting rlimit type 8: operation not permitted: unknown."
     ),
     "docker_daemon": (
