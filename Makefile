@@ -72,7 +72,8 @@ test-slow: setup
 	pytest tests/slow
 
 bench: setup
-	python benchmarks/no_op_run.py $(INVENTORY)
+	python benchmarks/no_op_run.py --inventory $(INVENTORY)
+	python benchmarks/gpu_facts_cost.py
 
 # Pins of every package for every supported interpreter; run it to take newer versions.
 lock: setup
