@@ -23,7 +23,7 @@ SETTINGS = {
     "gpu_driver_cuda": "12",
     "gpu_driver_reboot": "never",
 }
-BROKEN = "dpkg-query -W -f='${db:Status-Abbrev} ${Package}\\n' | grep -v '^[iu]i ' | grep -v '^rc ' || true"
+BROKEN = "dpkg-query -W -f='${db:Status-Status} ${Package}\\n' | grep -vE '^(installed|config-files) ' || true"
 DRIVER_PACKAGES = (
     "dpkg-query -W -f='${db:Status-Status} ${Package}\\n' '*nvidia*' 'libcuda*' 2>/dev/null | grep -v ^not-inst || true"
 )

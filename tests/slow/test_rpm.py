@@ -187,6 +187,7 @@ TOOLKIT = """\
         version: "{{ toolkit_version }}"
         repository_url: file:///srv/rpm/libnvidia-container
         facts: "{{ facts }}"
+        state: "{{ toolkit_state }}"
       register: toolkit_plan
 
     - name: Install them
