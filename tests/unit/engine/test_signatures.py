@@ -43,8 +43,8 @@ MESSAGES = {
     "mount_missing": "Error: statfs /var/lib/socle/models/x: no such file or directory",
     "limits": (
         "docker: Error response from daemon: failed to create task for container: failed to create shim task:"
-        " OCI runtime create failed: runc create failed: unable to start container process: error during container init: error"
-        " setting rlimits for ready process: error setting rlimit type 8: operation not permitted: unknown."
+        " OCI runtime create failed: runc create failed: unable to start container process: error during container"
+        " init: error setting rlimits for ready process: error setting rlimit type 8: operation not permitted: unknown."
     ),
     "docker_daemon": (
         "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?."
