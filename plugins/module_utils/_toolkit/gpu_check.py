@@ -155,8 +155,8 @@ class GpuCheck:
             said = f"{done.stderr}\n{done.stdout}"
             reason = cdi.explain(said, specs, engine, engine_version, modes)
             raise ToolkitError(
-                f"A container of {label} does not get the GPUs: {reason}; put that right, restart"
-                " nvidia-cdi-refresh.service, and repeat the run.",
+                f"A container of {label} does not get the GPUs: {reason}; run role container_engine for the"
+                " engine's part, or restart nvidia-cdi-refresh.service for the description, and repeat the run.",
                 cmd=argv,
                 rc=done.returncode,
                 stdout=done.stdout,

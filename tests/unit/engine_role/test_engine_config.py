@@ -191,6 +191,13 @@ def test_what_somebody_changed_since_stays(docker: Docker) -> None:
     assert docker.content["log-opts"] == {"max-size": "5m"}
 
 
+def test_what_somebody_changed_since_stays_when_it_is_no_longer_asked_for(docker: Docker) -> None:
+    docker.bring()
+    docker.has({**docker.content, "log-opts": {"max-size": "5m", "max-file": "3"}})
+    docker.bring(Settings(needs_cdi=True))
+    assert docker.content["log-opts"] == {"max-size": "5m"}
+
+
 def test_a_new_size_of_logs_follows_the_settings(docker: Docker) -> None:
     docker.bring()
     docker.bring(Settings(**{**FULL.__dict__, "log_max_size": "100m"}))
