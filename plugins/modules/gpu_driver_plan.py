@@ -16,7 +16,7 @@ description:
     module flavour, a version below a floor or one that does not build for the kernel, Secure Boot without a signed
     module, mixed sources, packages held by somebody else, a downgrade, a pin that does not exist, and a transaction
     that apt refuses.
-  - Where the package source is not there yet, RV(final) is false and the plan names packages without exact
+  - Where the package source is not there yet, RV(plan.final) is false and the plan names packages without exact
     versions; M(socle.inference.gpu_driver_repository) adds the source and plans again.
 author:
   - The socle authors (@socle-inference)
