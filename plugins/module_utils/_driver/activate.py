@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import reboot
-from ansible_collections.socle.inference.plugins.module_utils._driver.files import options_that_differ, read_unit
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import (
+    PERSISTENCE,
+    options_that_differ,
+    read_unit,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu import driver, pci, smi
 
@@ -92,8 +96,11 @@ class Activator:
                 self._start_units(units or self._own_units(expected.nvswitch))
             self._refresh_cdi()
             state = self.state()
-        gpus = self._prove(expected, state, fresh=wish.action == "load")
-        return self._result(wish.action == "load", wish, state, gpus)
+        started = self._start_missing(expected.nvswitch, check)
+        if started and check:
+            return self._result(True, wish, state, [])
+        gpus = self._prove(expected, state, fresh=wish.action == "load" or bool(started))
+        return self._result(wish.action == "load" or bool(started), wish, state, gpus)
 
     def unload(self, check: bool) -> dict[str, Any]:
         """Remove the loaded modules, before their packages go; raises DriverError while something uses them."""
@@ -185,6 +192,21 @@ class Activator:
             self.run(["systemctl", "reset-failed", unit])
             self.run(["systemctl", "start", unit])
 
+    def _start_missing(self, nvswitch: bool, check: bool) -> list[str]:
+        """Units that should run and were stopped by hand or gave up before the driver was there."""
+        units = self._own_units(nvswitch)
+        if not (self.roots.root / PERSISTENCE.lstrip("/")).is_file():
+            units = [unit for unit in units if unit == FABRIC_UNIT]
+        missing = [unit for unit in units if self._is_down(unit)]
+        if check:
+            return missing
+        self._start_units(missing)
+        return [unit for unit in missing if not self._is_down(unit)]
+
+    def _is_down(self, unit: str) -> bool:
+        answer = self.run(["systemctl", "is-active", unit])
+        return answer is not None and answer[1].strip() in ("inactive", "failed")
+
     def _remove_modules(self) -> None:
         loaded = self._loaded()
         for name in reboot.MODULES:
@@ -261,22 +283,23 @@ class Activator:
                 " host and repeat the run."
             )
         if expected.nvswitch:
-            self._prove_fabric()
+            self._prove_fabric(report.gpus)
         return report.gpus
 
-    def _prove_fabric(self) -> None:
+    def _prove_fabric(self, gpus: Sequence[Mapping[str, Any]]) -> None:
         """Without a configured fabric CUDA fails with error 802; A100 boards do not tell their state."""
         unit = FABRIC_UNIT
         deadline = self.clock() + FABRIC_S
         while True:
             answer = self.run(["systemctl", "is-active", unit])
             active = answer[1].strip() if answer else "unknown"
-            states = {gpu["fabric_state"] or "" for gpu in smi.read(self.run).gpus} - {""}
+            states = {gpu["fabric_state"] or "" for gpu in gpus} - {""}
             if active == "active" and states <= {"completed"}:
                 return
-            if active == "failed" or self.clock() >= deadline:
+            if active in ("failed", "inactive") or self.clock() >= deadline:
                 break
             self.sleep(5.0)
+            gpus = smi.read(self.run).gpus
         told = f"the fabric is {', '.join(sorted(states))}" if states else "the fabric's state is not told"
         raise DriverError(
             f"The NVSwitch fabric is not ready: {unit} is {active} and {told}, so that CUDA would fail with error 802;"

@@ -262,6 +262,7 @@ def test_the_fabric_is_waited_for(machine: Machine) -> None:
     machine.unit("nvidia-fabricmanager.service")
     machine.fabric = "In Progress"
     assert not activate(machine, nvswitch=True)["changed"] and machine.now > 10
+    machine.refuses["systemctl start nvidia-fabricmanager.service"] = "it broke"
     machine.active = {"failed"}
     with pytest.raises(DriverError, match=r"fabric is not ready: nvidia-fabricmanager\.service is failed.*error 802"):
         activate(machine, nvswitch=True)
@@ -276,3 +277,14 @@ def test_modules_are_unloaded_before_their_packages_go(machine: Machine) -> None
     assert machine.activator().unload(check=True)["changed"] and machine.loaded()
     assert machine.activator().unload(check=False)["changed"] and machine.loaded() is None
     assert not machine.activator().unload(check=False)["changed"]
+
+
+def test_units_that_were_stopped_by_hand_run_again(machine: Machine) -> None:
+    machine.load("580.178.04")
+    machine.unit("nvidia-fabricmanager.service", active=False)
+    machine.unit("nvidia-persistenced.service", active=False)
+    machine.put("etc/systemd/system/nvidia-persistenced.service.d/socle.conf", "")
+    assert activate(machine, nvswitch=True, check=True)["changed"] and machine.active == set()
+    assert activate(machine, nvswitch=True)["changed"]
+    assert machine.active == {"nvidia-fabricmanager.service", "nvidia-persistenced.service"}
+    assert not activate(machine, nvswitch=True)["changed"]
