@@ -709,6 +709,7 @@ def main() -> None:
         "dkms": lambda: dkms(words),
         "dkms-postinst": lambda: dkms_postinst(words),
         "mokutil": lambda: mokutil(words),
+        "refcounts": update_refcounts,
         "cdi-hook": lambda: cdi_hook(words),
         "nvidia-modprobe": lambda: nvidia_modprobe(words),
         "update-initramfs": lambda: update_initramfs(words),
