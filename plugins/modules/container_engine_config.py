@@ -101,6 +101,10 @@ action:
   description: What dockerd got, or in check mode would. One of V(none), V(reload), V(restart), V(start).
   returned: success
   type: str
+version:
+  description: Version of the engine; null where it is neither installed nor known beforehand.
+  returned: success
+  type: str
 containers:
   description: How many containers ran when dockerd was restarted.
   returned: success
@@ -179,6 +183,7 @@ def main() -> None:
         )
     result = {
         "changed": outcome.changed,
+        "version": version,
         "action": outcome.action,
         "containers": outcome.containers,
         "files": [file["path"] for file in outcome.files],

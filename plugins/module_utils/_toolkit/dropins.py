@@ -43,9 +43,12 @@ def size_bytes(text: str) -> int:
 def containers_conf(settings: Settings, version: str | None) -> str:
     """Text of the drop-in of containers.conf; "" where nothing is to be set. An unknown version is the newest."""
     parsed: Version = parse_version(version) or (999, 0, 0)
-    parts = []
+    containers = []
     if settings.log_max_size:
-        parts.append(f"[containers]\nlog_size_max = {size_bytes(settings.log_max_size)}\n")
+        containers.append(f"log_size_max = {size_bytes(settings.log_max_size)}")
+    if settings.proxies:
+        # By default Podman hands its own proxies, passwords and all, to every container.
+        containers.append("http_proxy = false")
     engine = []
     if settings.needs_cdi and parsed >= PODMAN_CDI_DIRS:
         engine.append(f"cdi_spec_dirs = {json.dumps(list(CDI_DIRS))}")
@@ -57,8 +60,8 @@ def containers_conf(settings: Settings, version: str | None) -> str:
         listed = ", ".join(json.dumps(variable) for variable in variables)
         append = ", {append=true}" if parsed >= PODMAN_APPENDED_LISTS else ""
         engine.append(f"env = [{listed}{append}]")
-    if engine:
-        parts.append("[engine]\n" + "\n".join(engine) + "\n")
+    tables = {"containers": containers, "engine": engine}
+    parts = [f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in tables.items() if lines]
     return _HEADER + "\n" + "\n".join(parts) if parts else ""
 
 

@@ -332,6 +332,7 @@ def test_podmans_proxies_are_secret_and_keep_the_users_variables(commands: Comma
     path = tmp_path / dropins.CONTAINERS
     assert f'env = ["https_proxy={SECRET}", "HTTPS_PROXY={SECRET}", {{append=true}}]' in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600 and "hunter2" not in repr(outcome)
+    assert "[containers]\nhttp_proxy = false\n" in path.read_text()
     assert "append" not in dropins.containers_conf(Settings(https_proxy=SECRET), "4.6.2")
 
 
