@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BASE = Path(os.environ.get("SOCLE_SIM", "/srv/socle-sim"))
 ROOT = Path(os.environ.get("SOCLE_SIM_ROOT", "/"))
+DEV = Path(os.environ.get("SOCLE_SIM_DEV", "/dev"))
 SYS, PROC, STATE, SMI = BASE / "sys", BASE / "proc", BASE / "state", BASE / "smi"
 MODULES = ROOT / "lib/modules"
 DKMS = ROOT / "var/lib/dkms/nvidia"
@@ -260,7 +261,7 @@ def update_refcounts() -> None:
 
 
 def node(name: str, major: int, minor: int, mode: int = 0o666) -> None:
-    path = Path("/dev") / name
+    path = DEV / name
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, minor))
