@@ -99,6 +99,7 @@ class Activator:
         started = self._start_missing(expected.nvswitch, check)
         if started and check:
             return self._result(True, wish, state, [])
+        self._prove_options(expected.options)
         gpus = self._prove(expected, state, fresh=wish.action == "load" or bool(started))
         return self._result(wish.action == "load" or bool(started), wish, state, gpus)
 
@@ -285,6 +286,14 @@ class Activator:
         if expected.nvswitch:
             self._prove_fabric(report.gpus)
         return report.gpus
+
+    def _prove_options(self, options: Mapping[str, Any]) -> None:
+        different = options_that_differ(options, self._read(self.roots.proc / "driver/nvidia/params"))
+        if different:
+            raise DriverError(
+                f"The module was loaded, but has other values of {', '.join(different)} than gpu_driver_module_options"
+                " asks for; look for another file in /etc/modprobe.d, or an old initramfs, that sets them."
+            )
 
     def _prove_fabric(self, gpus: Sequence[Mapping[str, Any]]) -> None:
         """Without a configured fabric CUDA fails with error 802; A100 boards do not tell their state."""

@@ -257,6 +257,12 @@ def test_options_are_applied_by_loading_anew(machine: Machine) -> None:
     assert activate(machine, options={"NVreg_EnableStreamMemOPs": 0})["action"] == "none"
 
 
+def test_options_that_take_no_effect(machine: Machine) -> None:
+    machine.load("580.178.04")
+    with pytest.raises(DriverError, match=r"has other values of NVreg_EnableStreamMemOPs than"):
+        activate(machine, options={"NVreg_EnableStreamMemOPs": 1})
+
+
 def test_the_fabric_is_waited_for(machine: Machine) -> None:
     machine.load("580.178.04")
     machine.unit("nvidia-fabricmanager.service")

@@ -1,0 +1,54 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role hands over what the modules take, under one set of names."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.socle.inference.plugins.doc_fragments.gpu_driver import ModuleDocFragment
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS
+
+ROLE = Path(__file__).parents[3] / "roles/gpu_driver"
+FAMILIES = ("debian", "redhat")
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((ROLE / name).read_text(encoding="utf-8"))
+
+
+def test_settings_have_the_same_names_everywhere() -> None:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    assert set(load("vars/main.yml")["__gpu_driver_settings"]) == names == set(SETTINGS)
+    documented = yaml.safe_load(ModuleDocFragment.DOCUMENTATION)["options"]["settings"]["suboptions"]
+    assert set(documented) == names
+
+
+def test_settings_have_the_same_defaults_everywhere() -> None:
+    defaults = load("defaults/main.yml")
+    for name, option in SETTINGS.items():
+        given = defaults[f"gpu_driver_{name}"]
+        if "{{" not in str(given):
+            assert option["default"] == given, name
+    for field in dataclasses.fields(Settings):
+        if field.default is not dataclasses.MISSING and field.name not in ("repository_url", "services"):
+            assert SETTINGS[field.name]["default"] == field.default, field.name
+
+
+@pytest.mark.parametrize("step", ["plan", "packages", "unsource"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_has_its_steps(step: str, family: str) -> None:
+    assert load(f"tasks/{step}_{family}.yml")
+
+
+def test_every_module_reads_the_roots_that_a_simulated_host_sets() -> None:
+    for path in sorted((ROLE / "tasks").glob("*.yml")):
+        for task in yaml.safe_load(path.read_text(encoding="utf-8")):
+            for name, arguments in task.items():
+                if name.startswith("socle.inference.gpu_driver_") and name != "socle.inference.gpu_driver_packages":
+                    assert "proc_root" in arguments, f"{path.name}: {task['name']}"
