@@ -114,3 +114,24 @@ def test_only_a_key_makes_a_host_known(tmp_path: Path) -> None:
     assert hosts.is_known(known, host)
     hosts.forget_host_key(known, host)
     assert known.read_text() == "[127.0.0.1]:22010 ssh-ed25519 OTHER\n"
+
+
+def test_a_bare_host_has_no_engine_store_and_comes_back_after_a_reboot() -> None:
+    host = hosts.parse_hosts([{**entry(), "kind": "bare"}])[0]
+    words = [str(word) for word in hosts.run_arguments(host, HERE, "image", Path("/store"))]
+    assert not [word for word in words if "/srv/engine-store" in word]
+    assert "--restart=always" in words
+    assert f"--volume={host.container}-docker:/var/lib/docker" in words
+    assert "boot_id" in words[-1] and words[-1].endswith("exec /sbin/init")
+
+
+def test_an_engine_host_is_started_as_ever() -> None:
+    host = hosts.parse_hosts([entry()])[0]
+    words = [str(word) for word in hosts.run_arguments(host, HERE, "image", Path("/store"))]
+    assert words[-2:] == ["image", "/sbin/init"]
+    assert not [word for word in words if word.startswith("--restart") or "/var/lib/docker" in word]
+
+
+def test_an_unknown_kind_is_refused_with_the_kinds_there_are() -> None:
+    with pytest.raises(LabError, match=r"of kind 'fedora', which the lab cannot build.*engine, bare, bare-bookworm"):
+        hosts.parse_hosts([{**entry(), "kind": "fedora"}])
