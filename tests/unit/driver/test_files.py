@@ -70,7 +70,11 @@ def test_files_are_written_once(tmp_path: Path) -> None:
 def test_check_mode_shows_and_writes_nothing(tmp_path: Path) -> None:
     result = settle(tmp_path, Units(), wishes(), check=True)
     assert result["changed"] and list(tmp_path.iterdir()) == []
-    assert any("blacklist nouveau" in diff["after"] for diff in result["diff"])
+    assert any("--persistence-mode" in diff["after"] for diff in result["diff"])
+    assert files.NOUVEAU not in result["files"], "the packages to come bring such a file"
+    put(tmp_path, "usr/lib/x86_64-linux-gnu/libcuda.so.580.178.04", "")
+    (tmp_path / "usr/lib/x86_64-linux-gnu/libcuda.so.1").symlink_to("libcuda.so.580.178.04")
+    assert files.NOUVEAU in settle(tmp_path, Units(), wishes(), check=True)["files"]
 
 
 @pytest.mark.parametrize(
