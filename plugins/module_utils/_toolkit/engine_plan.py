@@ -208,7 +208,14 @@ def plan(
         packages = dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, "")
     elif source == "distribution":
         # docker-cli is a package of its own only since Debian 13.
-        packages = {name: "" for name in PACKAGES[kind][engine] if offered.get(name)}
+        # One that is there and too old is upgraded, for which its packages need to be named with their versions.
+        upgrade = bool(installed.get(engine))
+        packages = {
+            name: (version if upgrade else "")
+            for name in PACKAGES[kind][engine]
+            for version in [offered[name]]
+            if version
+        }
     else:
         packages = _additions(run, kind, engine, root)
     return {
@@ -240,5 +247,8 @@ def _additions(run: Runner, kind: str, engine: str, root: Path) -> dict[str, str
     if not lacking:
         return {}
     names = ADDITIONS[engine]
-    offered = apt.read_policy(run, names) if kind == "debian" else {}
-    return {name: "" for name in names if kind != "debian" or offered[name].candidate}
+    if kind == "debian":
+        offered = {name: policy.candidate for name, policy in apt.read_policy(run, names).items()}
+    else:
+        offered = redhat_offers(run, names)
+    return {name: "" for name in names if offered[name]}

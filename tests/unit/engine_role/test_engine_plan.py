@@ -156,6 +156,14 @@ def test_docker_of_debian_13_comes_with_its_client_which_is_no_part_of_debian_12
     assert "docker-cli" not in plan(commands, request("docker", gpus=False), NOTHING, tmp_path)["packages"]
 
 
+def test_an_engine_that_is_too_old_is_upgraded_where_a_newer_one_is_on_offer(
+    commands: Commands, tmp_path: Path
+) -> None:
+    offer(commands, TRIXIE_OFFERS, tmp_path)
+    found = plan(commands, request(), {"podman": "4.3.1", "docker": None}, tmp_path)
+    assert found["version"] == "5.4.2" and found["packages"]["podman"] == TRIXIE_OFFERS["podman"]
+
+
 def test_an_engine_that_is_there_costs_no_question_to_apt(commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/catatonit").touch()
@@ -194,6 +202,12 @@ def test_a_distribution_without_engines_is_a_sentence(commands: Commands, tmp_pa
     offer(commands, {}, tmp_path)
     with pytest.raises(SocleError, match="offer no Podman and no Docker"):
         plan(commands, request(), NOTHING, tmp_path)
+
+
+def test_the_rpm_familys_podman_brings_its_init_along(commands: Commands, tmp_path: Path) -> None:
+    commands.on("dnf", "repoquery", out="\n")
+    rocky = request(id="rocky", id_like=["rhel"])
+    assert plan(commands, rocky, {"podman": "5.6.0", "docker": None}, tmp_path)["packages"] == {}
 
 
 def test_the_rpm_family_is_asked_by_dnf(commands: Commands, tmp_path: Path) -> None:
