@@ -104,7 +104,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "podman": (
         with_store("podman", ansible_python_interpreter=f"{SCRATCH}/python-without-podman"),
-        ("podman has no container engine", "Podman 4.6 or newer", "install"),
+        ("on podman: found no Podman", "expected Podman 4.6 or Docker 20.10 or newer", "install"),
     ),
 }
 
