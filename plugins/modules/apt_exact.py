@@ -26,7 +26,8 @@ attributes:
     support: full
 options:
   packages:
-    description: Version by package; an empty one takes what is installed, else the candidate.
+    description:
+      - Version by package. An empty one takes what is installed, else the candidate; V(newest) always the candidate.
     type: dict
     required: true
   hold:

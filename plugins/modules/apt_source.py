@@ -50,7 +50,7 @@ options:
     elements: path
     default: []
   expect:
-    description: Version by package that the source must offer; an empty one stands for any.
+    description: Version by package that the source must offer; an empty one or V(newest) stands for any.
     type: dict
     default: {}
   variable:

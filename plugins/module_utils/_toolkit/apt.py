@@ -17,6 +17,9 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Too
 QUIET = ("env", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
 """Plain English answers that are parsed, and no questions."""
 
+NEWEST = "newest"
+"""In place of a version: the candidate, also where an older one is installed."""
+
 UPDATE_S = 600.0
 INSTALL_S = 3600.0
 
@@ -135,7 +138,7 @@ class Wanted:
     """Packages and how they shall be."""
 
     packages: Mapping[str, str]
-    """Version by name; "" takes any version that is installed, else the candidate."""
+    """Version by name, or NEWEST; "" takes any version that is installed, else the candidate."""
     hold: bool | None = None
     """Whether upgrades by others leave the packages alone; None leaves that as it is."""
     downgrade: bool = False
@@ -221,9 +224,12 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
     """
     names = list(wanted.packages)
     found = read_installed(run, names)
+    moving = [name for name, version in wanted.packages.items() if version == NEWEST]
+    candidates = read_policy(run, moving) if moving else {}
     due = {
         name: version
-        for name, version in wanted.packages.items()
+        for name, asked in wanted.packages.items()
+        for version in [(candidates[name].candidate or "") if name in candidates else asked]
         if name not in found or not found[name].whole or (version and found[name].version != version)
     }
     outcome = Outcome(before=_describe(found, names))

@@ -135,7 +135,7 @@ class AptSource:
         return {
             name: policy[name]
             for name, version in source.expect.items()
-            if not (version in policy[name].versions if version else policy[name].versions)
+            if not (policy[name].versions if version in ("", apt.NEWEST) else version in policy[name].versions)
         }
 
     def _download(self, source: Source) -> bytes:

@@ -205,7 +205,7 @@ def plan(
     if source == "docker":
         ours = "/etc/apt/sources.list.d/docker.sources"
         repository = docker_repository(request, replaced_sources(root, ("docker",), ours, "Docker's repository"))
-        packages = dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, "")
+        packages = dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, apt.NEWEST if installed.get(engine) else "")
     elif source == "distribution":
         # docker-cli is a package of its own only since Debian 13.
         # One that is there and too old is upgraded, for which its packages need to be named with their versions.

@@ -133,6 +133,12 @@ def test_debian_12_gets_docker_from_dockers_own_repository_on_request(commands: 
     }
 
 
+def test_an_old_docker_of_dockers_own_repository_is_upgraded_from_there(commands: Commands, tmp_path: Path) -> None:
+    offer(commands, BOOKWORM_OFFERS, tmp_path)
+    found = plan(commands, request("docker", source="docker"), {"podman": None, "docker": "24.0.7"}, tmp_path)
+    assert set(found["packages"].values()) == {"newest"}
+
+
 def test_a_bare_debian_13_gets_podman_with_what_its_units_need(commands: Commands, tmp_path: Path) -> None:
     offer(commands, TRIXIE_OFFERS, tmp_path)
     found = plan(commands, request(), NOTHING, tmp_path)

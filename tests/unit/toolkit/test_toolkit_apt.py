@@ -118,6 +118,15 @@ def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands) -> None:
     assert commands.ran("apt-mark", "hold", "a") == 1
 
 
+def test_the_newest_is_the_candidate_also_over_an_older_one(commands: Commands) -> None:
+    commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.18.2-1"))
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    wanted = apt.Wanted({"nvidia-container-toolkit": apt.NEWEST})
+    assert apt.install(commands, wanted).actions == ["install nvidia-container-toolkit=1.20.0-1"]
+    commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.20.0-1"))
+    assert not apt.install(commands, wanted).changed
+
+
 def test_only_a_missing_hold_is_set_alone(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold") + state("b"))
     outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
