@@ -15,7 +15,7 @@ import pytest
 from tests.support import bare, lab
 from tests.support.bare import BareHost
 
-PROGRAMS = "dnf dnf-plugins-core createrepo-c rpm gnupg podman crun catatonit netavark aardvark-dns"
+PROGRAMS = "dnf dnf-plugins-core createrepo-c rpm gnupg"
 KERNELS = {"9": "5.14.0-570.12.1.el9_6.x86_64", "10": "6.12.0-55.9.1.el10_0.x86_64"}
 VENDOR = "/srv/rpm"
 MODPROBE = ("modprobe", "rmmod", "lsmod", "modinfo", "depmod", "mokutil")
@@ -224,3 +224,32 @@ def test_the_toolkit_comes_at_one_locked_version(rocky9: RpmHost) -> None:
     bring("1.20.0", "absent").expect_success()
     assert not set(names) & set(rocky9.packages())
     assert "nvidia-container" not in rocky9.locks()
+
+
+ENGINE = """\
+- hosts: all
+  gather_facts: false
+  vars:
+    facts: {gpus: [{}], os: {id: rocky, version_id: "9.6", codename: null, id_like: [rhel, centos, fedora]}}
+  tasks:
+    - name: Choose the engine
+      socle.inference.container_engine_plan:
+        facts: "{{ facts }}"
+      register: engine_plan
+
+    - name: Install it
+      ansible.builtin.include_role:
+        name: socle.inference.container_engine
+        tasks_from: install_redhat
+        rolespec_validate: false
+      vars:
+        __container_engine_plan: "{{ engine_plan }}"
+      when: engine_plan.packages | length > 0
+"""
+
+
+def test_podman_of_the_distribution_is_the_engine(rocky9: RpmHost) -> None:
+    """The packages only: an engine that runs is tried on Debian."""
+    rocky9.play(ENGINE).expect_success()
+    assert {"podman", "crun", "netavark", "aardvark-dns", "passt", "catatonit"} <= set(rocky9.packages())
+    assert rocky9.play(ENGINE).expect_success().changed == 0

@@ -291,7 +291,9 @@ def distribution(release: str, folder: Path) -> list[Rpm]:
         Rpm("infiniband-diags", "54.0", f"1.el{release}"),
         Rpm("python3-dnf-plugin-versionlock", "4.3.0", f"20.el{release}"),
         Rpm("akmod-nvidia", "580.159.03", f"1.el{release}", 3),
-        Rpm("podman", "5.4.0", f"1.el{release}", 7),
+        Rpm("podman", "5.4.0", f"1.el{release}", 7, (), {"/usr/bin/podman": "#!/bin/sh\necho podman version 5.4.0\n"}),
+        Rpm("catatonit", "0.2.1", f"1.el{release}", 5, (), {"/usr/libexec/catatonit/catatonit": "simulated"}),
+        *(Rpm(name, "1.14", f"1.el{release}") for name in ("crun", "netavark", "aardvark-dns", "passt")),
     ]
 
 
