@@ -246,7 +246,13 @@ def spec_missing(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
         return None
     broken = [spec for spec in tree(stack, "cdi").get("specs") or [] if spec["error"]]
     found = f"{broken[0]['path']} cannot be used, as {broken[0]['error']}" if broken else "there is none"
-    return {"found": found}
+    if not tree(facts, "toolkit").get("version"):
+        return {
+            "found": found,
+            "way": "Run playbook provision.yml: the container toolkit, which writes it, is missing.",
+        }
+    way = "Run 'systemctl restart nvidia-cdi-refresh', and see 'journalctl -b -u nvidia-cdi-refresh'."
+    return {"found": found, "way": way}
 
 
 def spec_doubled(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -504,7 +510,7 @@ CHECKS = (
         (AFTER,),
         "Specs of kind nvidia.com/gpu in /etc/cdi and /var/run/cdi, with the driver loaded.",
         "No usable CDI spec of the GPUs in /etc/cdi and /var/run/cdi: {found}.",
-        "Run 'systemctl restart nvidia-cdi-refresh', and see 'journalctl -b -u nvidia-cdi-refresh'.",
+        "{way}",
         spec_missing,
     ),
     Check(

@@ -31,6 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     gpus,
     has_nvswitch,
     is_consumer,
+    name_gpus,
     needs_open,
     those,
     tree,
@@ -187,6 +188,14 @@ def foreign_driver(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 def library_mismatch(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     loaded, library = _loaded(facts), tree(facts, "driver").get("library_version")
     return {"loaded": loaded, "library": library} if loaded and library and loaded != library else None
+
+
+def no_driver(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    driver = tree(facts, "driver")
+    there = _loaded(facts) or driver.get("library_version") or driver.get("disk_version") or _driver_packages(stack)
+    if there or not gpus(facts):
+        return None
+    return {"gpus": name_gpus(gpus(facts))}
 
 
 def module_not_loaded(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -707,6 +716,16 @@ CHECKS = (
         " {first} on).",
         "Set gpu_driver_flavour: auto, or gpu_driver_branch to an older one.",
         proprietary_not_packaged,
+    ),
+    Check(
+        "SOC-H93",
+        "No driver",
+        ERROR,
+        (AFTER,),
+        "No module, no library and no package of the driver.",
+        "There is no NVIDIA driver for {gpus}.",
+        "Run playbook provision.yml.",
+        no_driver,
     ),
 )
 """Checks of the driver, by id."""

@@ -473,6 +473,11 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "branch 615",
         wants(driver_flavour="proprietary", driver_branch="610"),
     ),
+    "SOC-H93": (
+        lambda h: (h.set_driver(None), h.stack.update(packages={})),
+        "There is no NVIDIA driver for each of 2 GPUs",
+        lambda h: h.driver.update(version=None),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",
