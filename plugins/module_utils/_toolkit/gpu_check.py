@@ -154,9 +154,13 @@ class GpuCheck:
             modes = {spec.path: stat.S_IMODE((self._root / spec.path.lstrip("/")).stat().st_mode) for spec in specs}
             said = f"{done.stderr}\n{done.stdout}"
             reason = cdi.explain(said, specs, engine, engine_version, modes)
+            if reason in " ".join(said.split()):
+                # The engine's own words, which need not be about GPUs at all.
+                remedy = f"see whether '{engine} run --rm {image} /bin/sh -c true' works"
+            else:
+                remedy = "run role container_engine for the engine, or restart nvidia-cdi-refresh.service for the spec"
             raise ToolkitError(
-                f"A container of {label} does not get the GPUs: {reason}; run role container_engine for the"
-                " engine's part, or restart nvidia-cdi-refresh.service for the description, and repeat the run.",
+                f"A container of {label} does not get the GPUs: {reason}; {remedy}, and repeat the run.",
                 cmd=argv,
                 rc=done.returncode,
                 stdout=done.stdout,

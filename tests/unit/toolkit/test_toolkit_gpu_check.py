@@ -107,6 +107,14 @@ def test_a_failure_is_not_remembered_as_a_success(host: Host) -> None:
     assert host.run().ran
 
 
+def test_a_failure_that_is_not_about_gpus_points_at_the_engine(host: Host) -> None:
+    host.commands.on("run", "/usr/bin/nvidia-smi", "-L", rc=126, err="crun: controller pids is not available\n")
+    with pytest.raises(
+        ToolkitError, match=r"controller pids is not available; see whether 'podman run --rm \S+ /bin/sh"
+    ):
+        host.run()
+
+
 @pytest.mark.parametrize(
     ("inside", "reason"),
     [
