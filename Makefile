@@ -17,12 +17,12 @@ export MOLECULE_GLOB := molecule/*/molecule.yml
 
 help:
 	@echo 'make lab         set-up, build and start the virtual lab, run site.yml in it'
-	@echo 'make test        set-up and all tests (under 25 min)'
+	@echo 'make test        set-up and all tests (under 45 min)'
 	@echo 'make test-slow   the long suites'
 	@echo 'make lab-down    remove the lab hosts; caches stay'
 	@echo 'make clean       remove the lab and its caches'
 	@echo 'make lab-ssh HOST=lab-cpu-1    a shell on a lab host'
-	@echo 'make molecule SCENARIO=default    one Molecule scenario'
+	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, docker'
 	@echo 'make lint | unit | sanity | e2e    one part of the tests'
 
 setup:
@@ -66,10 +66,12 @@ e2e: setup
 
 test: lint unit sanity
 	molecule --base-config .config/molecule/config.yml test --scenario-name default
+	molecule --base-config .config/molecule/config.yml test --scenario-name gpu_sim
 	pytest tests/e2e
 
 test-slow: setup
 	pytest tests/slow
+	molecule --base-config .config/molecule/config.yml test --scenario-name docker
 
 bench: setup
 	python benchmarks/no_op_run.py --inventory $(INVENTORY)
