@@ -27,6 +27,7 @@ OWN_UNITS = (FABRIC_UNIT, "nvidia-persistenced.service")
 """Units of the driver that keep its modules in use; stopped before a reload and started after it."""
 
 CDI_UNIT = "nvidia-cdi-refresh.service"
+CDI_PATH = "nvidia-cdi-refresh.path"
 
 ANSWER_S = 60.0
 """How long nvidia-smi may take to see every GPU after the modules were loaded; open modules initialise slowly."""
@@ -223,8 +224,14 @@ class Activator:
         self.run(["nvidia-modprobe", "-u", "-c", "0"])
 
     def _refresh_cdi(self) -> None:
-        if read_unit(self.roots.root, CDI_UNIT) is not None:
-            self._must(["systemctl", "restart", CDI_UNIT], f"Cannot write the CDI specification anew by {CDI_UNIT}")
+        if read_unit(self.roots.root, CDI_UNIT) is None:
+            return
+        # New libraries set off refreshes that fail until the module is the same, up to the start limit of both units.
+        fell = self._is_down(CDI_PATH)
+        self.run(["systemctl", "reset-failed", CDI_UNIT, CDI_PATH])
+        self._must(["systemctl", "restart", CDI_UNIT], f"Cannot write the CDI specification anew by {CDI_UNIT}")
+        if fell:
+            self.run(["systemctl", "start", CDI_PATH])
 
     def _must(self, command: Sequence[str], attempt: str) -> None:
         answer = self.run(command)
@@ -324,6 +331,8 @@ def _remedy(text: str) -> str:
         return "the module found no GPU that it can drive: see gpu_driver_flavour, and 'dmesg | grep NVRM'"
     if re.search(r"in use|busy", text):
         return "something still uses the GPUs ('fuser -v /dev/nvidia*'): stop it or reboot, then repeat the run"
+    if "journalctl" in text:
+        return "read the journal of that unit"
     if "not found" in text:
         return "see 'dkms status' and whether the kernel's headers are installed"
     if "mismatch" in text.lower():

@@ -164,6 +164,15 @@ def test_a_fresh_driver_is_loaded_and_cdi_written_after_it(machine: Machine) -> 
     assert [call for call in machine.calls if call in order] == order
 
 
+def test_cdi_is_written_although_its_units_gave_up_meanwhile(machine: Machine) -> None:
+    machine.load("580.126.09")
+    machine.unit("nvidia-cdi-refresh.service", active=False)
+    activate(machine)
+    order = ["systemctl reset-failed nvidia-cdi-refresh.service nvidia-cdi-refresh.path"]
+    order += ["systemctl restart nvidia-cdi-refresh.service", "systemctl start nvidia-cdi-refresh.path"]
+    assert [call for call in machine.calls if call in order] == order
+
+
 def test_another_version_is_loaded_in_place(machine: Machine) -> None:
     machine.load("580.126.09")
     machine.unit("nvidia-persistenced.service")
