@@ -42,6 +42,10 @@ options:
     description: Where sysfs is mounted.
     type: path
     default: /sys
+  state_dir:
+    description: Folder of socle's state on the host, where M(socle.inference.gpu_container_check) notes its success.
+    type: path
+    default: /var/lib/socle
   state:
     description: Whether the GPUs shall be described. V(absent) turns the units off and removes what they wrote.
     type: str
@@ -69,6 +73,10 @@ specs:
   returned: success
   type: list
   elements: str
+proof_due:
+  description: Whether something changed since M(socle.inference.gpu_container_check) succeeded.
+  returned: success
+  type: bool
 devices:
   description: Names of the devices that they describe.
   returned: success
@@ -81,6 +89,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check import GpuCheck
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh import CdiRefresh
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
 
@@ -92,19 +101,24 @@ def main() -> None:
             "engine_version": {"type": "str"},
             "toolkit_version": {"type": "str"},
             "sys_root": {"type": "path", "default": "/sys"},
+            "state_dir": {"type": "path", "default": "/var/lib/socle"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_if=[("state", "present", ("engine", "toolkit_version"))],
         supports_check_mode=True,
     )
     params = module.params
-    refresh = CdiRefresh(run, Files(), sys_root=Path(params["sys_root"]))
+    sys_root = Path(params["sys_root"])
+    refresh = CdiRefresh(run, Files(), sys_root=sys_root)
+    check = GpuCheck(run, Files(), sys_root=sys_root, state_dir=Path(params["state_dir"]))
+    due = False
     try:
         if params["state"] == "absent":
             outcome = refresh.absent(check=module.check_mode)
         else:
             version = engine_version(run, params["engine"]) or params["engine_version"] or ""
             outcome = refresh.present(params["engine"], version, params["toolkit_version"], check=module.check_mode)
+            due = check.is_due(params["engine"], version, params["toolkit_version"], outcome.uuids)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in outcome.warnings:
@@ -114,6 +128,7 @@ def main() -> None:
         "actions": outcome.actions,
         "specs": outcome.specs,
         "devices": outcome.devices,
+        "proof_due": due,
     }
     if module._diff:
         result["diff"] = [

@@ -8,6 +8,7 @@ import json
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class GpuCheck:
             raise
         subject = Subject(engine, engine_version, toolkit_version, driver, uuids)
         outcome = Outcome(uuids=list(uuids))
-        if not always and self._last() == subject.as_dict():
+        if not always and not self.is_due(engine, engine_version, toolkit_version, uuids):
             return outcome
         outcome.ran = True
         if check:
@@ -105,6 +106,11 @@ class GpuCheck:
         with explaining("note that the GPU check passed"):
             self._files.write(self._stamp, json.dumps(subject.as_dict(), indent=1) + "\n")
         return outcome
+
+    def is_due(self, engine: str, engine_version: str, toolkit_version: str, uuids: Sequence[str]) -> bool:
+        """Whether something changed since the last success, for one who knows the host's GPUs already."""
+        driver = loaded_driver(self._files, self._sys_root)
+        return bool(self._last() != Subject(engine, engine_version, toolkit_version, driver, tuple(uuids)).as_dict())
 
     def forget(self, *, check: bool = False) -> bool:
         """Remove images and the note of the last success; whether there were any."""

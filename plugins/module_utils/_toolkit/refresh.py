@@ -69,6 +69,8 @@ class Outcome:
     warnings: list[str] = field(default_factory=list)
     specs: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
+    uuids: list[str] = field(default_factory=list)
+    """Of the host's GPUs and MIG devices; empty where the driver does not run."""
 
     def add(self, action: str) -> None:
         """Note an action."""
@@ -127,6 +129,7 @@ class CdiRefresh:
                 faults = cdi.judge(specs, expected)
             if faults:
                 raise ToolkitError(_lasting(faults, specs), faults=[fault.text for fault in faults])
+        outcome.uuids = cdi.device_uuids(expected.gpus) if expected else []
         outcome.specs = [spec.path for spec in specs]
         outcome.devices = sorted({name for spec in specs for name in spec.devices})
         return outcome

@@ -100,6 +100,7 @@ def test_a_description_that_fits_is_left_alone(host: Host) -> None:
     host.put("var/run/cdi/nvidia.yaml", spec())
     outcome = host.bring()
     assert not outcome.changed and outcome.actions == [] and host.refreshed() == 0
+    assert outcome.uuids == [ONE, TWO]
     assert outcome.specs == ["/var/run/cdi/nvidia.yaml"] and outcome.devices == sorted(["0", "1", ONE, TWO, "all"])
     assert {tuple(call[:2]) for call in host.commands.calls} == {("systemctl", "show"), ("nvidia-smi", "-L")}
 

@@ -86,6 +86,14 @@ def test_a_success_is_remembered_until_something_changes(host: Host) -> None:
     assert host.containers() == 5
 
 
+def test_one_who_knows_the_gpus_can_ask_whether_it_is_due(host: Host) -> None:
+    asked = ("podman", "5.4.2", "1.20.0")
+    assert host.check.is_due(*asked, [ONE, TWO])
+    host.run()
+    assert not host.check.is_due(*asked, [ONE, TWO])
+    assert host.check.is_due(*asked, [ONE]) and host.check.is_due(*asked, [])
+
+
 def test_it_runs_every_time_on_request(host: Host) -> None:
     host.run()
     assert host.run(always=True).ran and host.containers() == 2
