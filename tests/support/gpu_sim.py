@@ -21,7 +21,8 @@ TOOLS = "localhost/simulator/tools:1"
 
 FINGERPRINT = r"""
 find /etc /opt /usr/bin /usr/sbin /usr/local /usr/src /usr/lib/modules /usr/lib/systemd /usr/share/keyrings \
-  /var/lib/dkms /var/lib/socle -xdev -name __pycache__ -prune -o -printf '%p %y %m %s %T@ %l\n' 2>/dev/null | sort
+  /var/lib/dkms /var/lib/socle -xdev -name __pycache__ -prune -o -type d -printf '%p %m\n' \
+  -o -printf '%p %y %m %s %T@ %l\n' 2>/dev/null | sort
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n'
 apt-mark showhold
 systemctl list-unit-files --no-legend

@@ -76,10 +76,10 @@ def test_removal_leaves_nothing_behind() -> None:
             id="a driver without packages",
         ),
         pytest.param(
-            "apt-mark hold libcuda1",
-            "apt-mark unhold libcuda1",
+            "apt-mark hold dkms",
+            "apt-mark unhold dkms",
             {},
-            ["libcuda1", "held", "apt-mark unhold libcuda1"],
+            ["dkms", "held", "apt-mark unhold dkms"],
             id="a held package in the way",
         ),
         pytest.param(
