@@ -28,9 +28,9 @@ options:
         choices: [nvidia, distribution]
         default: nvidia
       branch:
-        description: The first number of the version.
+        description: The first number of the version; empty keeps the one that is installed, else takes 580.
         type: str
-        default: "580"
+        default: ""
       version:
         description: The exact version; empty takes the newest of the branch, and then keeps what is installed.
         type: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
@@ -26,6 +26,8 @@ EITHER = ("turing", "ampere", "ada", "hopper")
 OPEN_ONLY = ("blackwell", "rubin")
 GENERATIONS = (*PROPRIETARY_ONLY, *EITHER, *OPEN_ONLY)
 
+DEFAULT_BRANCH = "580"
+"""NVIDIA's long-term branch until June 2028, and the oldest for images with CUDA 13."""
 LAST_OLD_BRANCH = 580
 FIRST_OPEN_ONLY_BRANCH = 615
 """From this branch on NVIDIA packages the open modules only."""
@@ -45,7 +47,8 @@ class Settings:
 
     state: str = "present"
     source: str = "nvidia"
-    branch: str = "580"
+    branch: str = DEFAULT_BRANCH
+    """Empty for the one that is installed, else the default one."""
     version: str = ""
     flavour: str = "auto"
     architecture: str = ""
@@ -82,7 +85,7 @@ def check_settings(settings: Settings) -> None:
             f"gpu_driver_version is {settings.version!r}, expected an exact version such as 580.178.04 or nothing;"
             " give a branch by gpu_driver_branch."
         )
-    if not re.fullmatch(r"\d{3,}", settings.wanted_branch):
+    if settings.wanted_branch and not re.fullmatch(r"\d{3,}", settings.wanted_branch):
         raise DriverError(
             f"gpu_driver_branch is {settings.branch!r}, expected the first number of a driver version, such as 580;"
             " correct it."
@@ -92,6 +95,16 @@ def check_settings(settings: Settings) -> None:
             f"gpu_driver_cuda is {settings.cuda!r}, expected one of {', '.join(CUDA_MINIMUM)} or nothing: the major"
             " version of CUDA in the images that this host is to run; correct it."
         )
+
+
+def settle_branch(settings: Settings, installed: Installed) -> Settings:
+    """Where neither branch nor version is asked for: the branch that is installed, else the default one.
+
+    Nobody's driver is changed because a default is another.
+    """
+    if settings.wanted_branch:
+        return settings
+    return replace(settings, branch=branch_of(installed.version) if installed.version else DEFAULT_BRANCH)
 
 
 def _generation(name: str) -> str:
@@ -174,11 +187,17 @@ def kernel_release(osrelease: str, proc_version: str) -> tuple[int, ...]:
 
 
 def resize_changed(kernel: tuple[int, ...]) -> bool:
-    """Whether pci_resize_resource() takes four arguments: from 6.12.97, Debian's 6.1.190, and 6.19 in the main line."""
+    """Whether pci_resize_resource() takes four arguments: from 6.12.97, 6.18.40 and Debian's 6.1.190 on.
+
+    Other releases of the long-term 6.1 and 6.6 got it later than these and are not known to the patch level; there
+    DKMS itself tells.
+    """
     if kernel[:2] == (6, 12):
         return kernel >= (6, 12, 97)
     if kernel[:2] == (6, 1):
         return kernel >= (6, 1, 190)
+    if kernel[:2] == (6, 18):
+        return kernel >= (6, 18, 40)
     return kernel >= (6, 19)
 
 

@@ -172,9 +172,10 @@ class Planner:
         fresh: bool = True,
     ) -> None:
         self.fresh = fresh
-        self.host, self.settings, self.facts, self.packages = host, settings, facts, packages
+        self.host, self.facts, self.packages = host, facts, packages
         self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
         self.installed = decide.installed_driver(self.os, packages)
+        self.settings = decide.settle_branch(settings, self.installed)
         self.repository: Repository | None = None
         if settings.source == "nvidia":
             self.repository = names.deb_repository(self.os, self.arch, settings.repository_url)

@@ -162,9 +162,10 @@ class RpmPlanner(Planner):
     def __init__(
         self, host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self.host, self.settings, self.facts, self.packages = host, settings, facts, packages
+        self.host, self.facts, self.packages = host, facts, packages
         self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
         self.installed = installed_rpm(packages)
+        self.settings = decide.settle_branch(settings, self.installed)
         self.source = rpm_names.rpm_repository(self.os, self.arch, settings.repository_url)
         self.repository = self.source
         self.signed = False

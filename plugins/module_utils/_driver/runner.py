@@ -45,7 +45,7 @@ def host_of(module: Any) -> Host:
 SETTINGS = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "source": {"type": "str", "choices": ["nvidia", "distribution"], "default": "nvidia"},
-    "branch": {"type": "str", "default": "580"},
+    "branch": {"type": "str", "default": ""},
     "version": {"type": "str", "default": ""},
     "flavour": {"type": "str", "choices": ["auto", "open", "proprietary"], "default": "auto"},
     "architecture": {"type": "str", "default": ""},

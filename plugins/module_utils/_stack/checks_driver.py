@@ -473,7 +473,7 @@ CHECKS = (
         "Driver does not build on this kernel",
         ERROR,
         BOTH,
-        "Kernel with the four-argument pci_resize_resource (6.12.97, Debian 6.1.190, 6.19 or newer), open modules,"
+        "Kernel with the four-argument pci_resize_resource (6.12.97, 6.18.40, Debian 6.1.190 or newer), open modules,"
         " and a"
         " driver without the fix.",
         "The open modules of driver {driver} do not build on kernel {kernel} (too few arguments to function"

@@ -122,6 +122,8 @@ KERNEL_VERSION = (
         ("6.12.118+deb13-cloud-amd64", "", True),
         ("6.1.0-57-cloud-amd64", KERNEL_VERSION, True),
         ("6.1.0-40-cloud-amd64", KERNEL_VERSION.replace("6.1.192", "6.1.153"), False),
+        ("6.18.39-amd64", "", False),
+        ("6.18.40-amd64", "", True),
         ("6.8.0-90-generic", "Linux version 6.8.0-90-generic #91-Ubuntu SMP", False),
         ("5.15.0-161-generic", "", False),
         ("7.3.4+bpo-cloud-amd64", "", True),

@@ -186,6 +186,19 @@ def test_a_pin_that_does_not_exist_names_those_that_do(fake: FakeHost) -> None:
         planned(fake, version="580.126.09")
 
 
+@pytest.mark.parametrize("installed", ["570.211.01", "595.91.07"])
+def test_a_default_changes_nobodys_driver(fake: FakeHost, installed: str) -> None:
+    fake.add_source()
+    fake.install(installed, pin=installed.partition(".")[0])
+    kept = planned(fake, branch="", cuda="12")
+    assert kept.version == installed
+
+
+def test_without_a_driver_and_a_wish_the_default_branch_is_taken(fake: FakeHost) -> None:
+    fake.add_source()
+    assert planned(fake, branch="").version == "580.178.04"
+
+
 def test_a_downgrade(fake: FakeHost) -> None:
     fake.add_source()
     fake.install("595.91.07", pin="595")

@@ -36,7 +36,7 @@ def test_settings_have_the_same_defaults_everywhere() -> None:
         if "{{" not in str(given):
             assert option["default"] == given, name
     for field in dataclasses.fields(Settings):
-        if field.default is not dataclasses.MISSING and field.name not in ("repository_url", "services"):
+        if field.default is not dataclasses.MISSING and field.name not in ("repository_url", "services", "branch"):
             assert SETTINGS[field.name]["default"] == field.default, field.name
 
 
