@@ -16,26 +16,26 @@ DEBIAN = {"debian12": "bookworm", "debian13": "trixie"}
 
 def build(out: Path, url: str, keys: Path) -> None:
     """Everything below *out*, as clients reach it at *url*; the signing key is kept in *keys*."""
-    signer = repository.Signer(keys)
-    binary, armoured = signer.public_key(armour=False), signer.public_key(armour=True)
-    for distribution, release in DEBIAN.items():
-        folder = out / "compute/cuda/repos" / distribution / "x86_64"
-        packages = list(catalogue.cuda_repository(url, distribution, binary))
-        repository.write(folder, packages, "NVIDIA", "NVIDIA CUDA", signer)
-        (folder / "cuda-archive-keyring.gpg").write_bytes(binary)
-        for name in ("3bf863cc.pub", "8793F200.pub"):
-            (folder / name).write_bytes(armoured)
-        for name, kernel in zip((release, f"{release}-updates"), catalogue.KERNELS[release], strict=True):
-            folder = out / "kernels" / name
-            repository.write(folder, catalogue.kernel_repository([kernel]), "Debian", "simulated kernels", signer)
-    (out / "kernels/key.gpg").write_bytes(binary)
-    toolkit = out / "libnvidia-container"
-    folder = toolkit / "stable/deb/amd64"
-    origin = "https://github.com/NVIDIA/libnvidia-container"
-    repository.write(folder, catalogue.toolkit_repository(), origin, "NVIDIA Container Toolkit", signer)
-    (toolkit / "gpgkey").write_bytes(armoured)
-    source = f"deb {url}/libnvidia-container/stable/deb/$(ARCH) /\n"
-    (toolkit / "stable/deb/nvidia-container-toolkit.list").write_text(source)
+    with repository.Signer(keys) as signer:
+        binary, armoured = signer.public_key(armour=False), signer.public_key(armour=True)
+        for distribution, release in DEBIAN.items():
+            folder = out / "compute/cuda/repos" / distribution / "x86_64"
+            packages = list(catalogue.cuda_repository(url, distribution, binary))
+            repository.write(folder, packages, "NVIDIA", "NVIDIA CUDA", signer)
+            (folder / "cuda-archive-keyring.gpg").write_bytes(binary)
+            for name in ("3bf863cc.pub", "8793F200.pub"):
+                (folder / name).write_bytes(armoured)
+            for name, kernel in zip((release, f"{release}-updates"), catalogue.KERNELS[release], strict=True):
+                folder = out / "kernels" / name
+                repository.write(folder, catalogue.kernel_repository([kernel]), "Debian", "simulated kernels", signer)
+        (out / "kernels/key.gpg").write_bytes(binary)
+        toolkit = out / "libnvidia-container"
+        folder = toolkit / "stable/deb/amd64"
+        origin = "https://github.com/NVIDIA/libnvidia-container"
+        repository.write(folder, catalogue.toolkit_repository(), origin, "NVIDIA Container Toolkit", signer)
+        (toolkit / "gpgkey").write_bytes(armoured)
+        source = f"deb {url}/libnvidia-container/stable/deb/$(ARCH) /\n"
+        (toolkit / "stable/deb/nvidia-container-toolkit.list").write_text(source)
     if BUSYBOX.exists():
         image.build(BUSYBOX, out / "images/tools.tar")
 

@@ -17,13 +17,19 @@ KEY_NAME = "socle vendor simulator <none@example.invalid>"
 
 
 class Signer:
-    """A key of its own in *home*, made once with GnuPG."""
+    """A key of its own in *home*, made once with GnuPG. As a context, it leaves no agent of GnuPG behind."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         if not (home / "pubring.kbx").exists():
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._gpg("--passphrase", "", "--quick-generate-key", KEY_NAME, "rsa3072", "sign", "never")
+
+    def __enter__(self) -> Signer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["gpgconf", "--homedir", str(self.home), "--kill", "all"], check=False)
 
     def _gpg(self, *words: str) -> bytes:
         command = ["gpg", "--homedir", str(self.home), "--batch", "--yes", "--quiet", *words]

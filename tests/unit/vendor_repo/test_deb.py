@@ -112,5 +112,7 @@ def test_a_repository_is_signed_by_its_key(tmp_path: Path) -> None:
 
 @needs_gpg
 def test_the_key_is_made_once(tmp_path: Path) -> None:
-    first = repository.Signer(tmp_path / "keys").public_key(armour=False)
-    assert repository.Signer(tmp_path / "keys").public_key(armour=False) == first
+    with repository.Signer(tmp_path / "keys") as signer:
+        first = signer.public_key(armour=False)
+    with repository.Signer(tmp_path / "keys") as signer:
+        assert signer.public_key(armour=False) == first
