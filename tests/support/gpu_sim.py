@@ -63,7 +63,9 @@ def on(host: str, script: str, check: bool = True) -> str:
 def provision(host: str, *options: str, **values: Any) -> lab.Run:
     """Run playbook provision.yml on one host, with variables that win."""
     extra = json.dumps({"socle_hosts": host, **values})
-    return lab.play("playbooks/provision.yml", *options, "--extra-vars", extra, inventory=INVENTORY)
+    # Molecule forces colours, which nobody can read here.
+    plain = {"ANSIBLE_FORCE_COLOR": "0"}
+    return lab.play("playbooks/provision.yml", *options, "--extra-vars", extra, inventory=INVENTORY, **plain)
 
 
 def refusal(run: lab.Run, host: str) -> str:

@@ -94,9 +94,12 @@ def test_systemd_takes_no_device_away(host: str) -> None:
         before = gpu_sim.on(host, look)
         assert len(gpu_sim.uuids(before)) == GPUS[host]
         assert gpu_sim.on(host, f"for i in $(seq 20); do systemctl daemon-reload; done; {look}") == before
-        # What a lost device looks like: the cgroup refuses it, while a node without hardware is only absent.
-        opened = gpu_sim.on(host, f"{run} sh -c ': </dev/nvidia0' 2>&1 || true")
-        assert "not permitted" not in opened
+        # What systemd applies anew at each reload: a device that is missing here would be lost.
+        scope = {"podman": "libpod", "docker": "docker"}[gpu_sim.engine(host)]
+        identity = gpu_sim.on(host, f"{gpu_sim.engine(host)} inspect -f '{{{{.Id}}}}' kept").strip()
+        allowed = gpu_sim.on(host, f"systemctl show {scope}-{identity}.scope --property=DeviceAllow")
+        for major, minor in [(195, 255), (238, 0), *((195, gpu) for gpu in range(GPUS[host]))]:
+            assert f"/dev/char/{major}:{minor} " in allowed or f"char-{major} " in allowed
     finally:
         gpu_sim.stop_container(host, "kept")
 
