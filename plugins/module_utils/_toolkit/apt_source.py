@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import http.client
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible.module_utils.urls import open_url
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import apt
@@ -40,9 +40,7 @@ class Source:
 
 def fetch(url: str) -> bytes:
     """Download a small file, with the environment's proxies. Raises OSError."""
-    # The key of a package source: Ansible's own opener needs a module object, and this runs below one.
-    with urllib.request.urlopen(url, timeout=30) as answer:  # pylint: disable=ansible-bad-function
-        content: bytes = answer.read(KEY_BYTES)
+    content: bytes = open_url(url, timeout=30, use_proxy=True).read(KEY_BYTES)
     return content
 
 

@@ -233,7 +233,7 @@ def library(name: str, version: str) -> dict[str, str]:
 def modules(packages: list[Rpm]) -> str:
     """modules.yaml with a stream of each flavour for each branch."""
     documents = []
-    for branch in sorted({version.split(".")[0] for version in DRIVERS}):
+    for branch in sorted({version.partition(".")[0] for version in DRIVERS}):
         for flavour, left_out in (("open", "kmod-nvidia-latest-dkms"), ("dkms", "kmod-nvidia-open-dkms")):
             artifacts = "".join(
                 f"    - {package.nevra()}\n"

@@ -170,6 +170,7 @@ def test_a_module_counts_for_its_kernel_only() -> None:
     [
         (FAILED_BUILD, "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'", "580.126.09"),
         ("cc: fatal error: no input\n", "cc: fatal error: no input", "newer driver"),
+        ("x.c:1:2: error: \u2018y\u2019 undeclared\n", "x.c:1:2: error: 'y' undeclared", "newer driver"),
         ("x.c:1: something\ncp: error writing 'x': No space left on device\n", "cp: error writing 'x'", "make room"),
         ("make[1]: *** [Makefile:2] Error 2\n", "make[1]: *** [Makefile:2] Error 2", "newer driver"),
     ],

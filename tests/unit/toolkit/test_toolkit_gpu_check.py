@@ -18,10 +18,11 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check
 from .conftest import Commands
 from .test_toolkit_cdi import ONE, SMI, TWO
 
-LDD = """	linux-vdso.so.1 (0x00007ffd)
-	libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)
-	/lib64/ld-linux-x86-64.so.2 (0x00007f)
-"""
+LDD = (
+    "\tlinux-vdso.so.1 (0x00007ffd)\n"
+    "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n"
+    "\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n"
+)
 
 
 class Host:
