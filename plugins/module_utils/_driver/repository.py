@@ -12,48 +12,13 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE, without_password
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
+from ansible_collections.socle.inference.plugins.module_utils._packages import sources_list
 
 OWN_KEY = "/etc/apt/keyrings/socle-nvidia-cuda"
 """Without its suffix, which tells apt the form: .gpg for a keyring, .asc for ASCII armour."""
 
 COMPONENTS_SOURCE = "/etc/apt/sources.list.d/socle-debian-components.sources"
 HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
-
-
-def _stanzas(text: str) -> list[dict[str, str]]:
-    """Fields of each stanza of a deb822 file, with names in lower case and folded lines joined."""
-    stanzas: list[dict[str, str]] = []
-    for block in re.split(r"\n\s*\n", text):
-        fields: dict[str, str] = {}
-        name = ""
-        for line in block.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in (" ", "\t"):
-                fields[name] = f"{fields.get(name, '')}\n{line}"
-                continue
-            key, _colon, value = line.partition(":")
-            name = key.strip().lower()
-            fields[name] = value.strip()
-        if fields.get("types"):
-            stanzas.append(fields)
-    return stanzas
-
-
-def _one_line(text: str) -> list[dict[str, str]]:
-    """The lines of a sources.list as stanzas."""
-    stanzas = []
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line)
-        if match is None:
-            continue
-        options, uri, suite, components = match.groups()
-        fields = {"types": "deb", "uris": uri, "suites": suite, "components": components.strip()}
-        for option in (options or "").split():
-            key, _equals, value = option.partition("=")
-            fields[key.lower()] = value
-        stanzas.append(fields)
-    return stanzas
 
 
 def missing_components(texts: Mapping[str, str], wanted: Sequence[str]) -> str:
@@ -65,9 +30,7 @@ def missing_components(texts: Mapping[str, str], wanted: Sequence[str]) -> str:
     found: dict[tuple[str, str], set[str]] = {}
     stanzas = []
     for name, text in sorted(texts.items()):
-        for fields in _stanzas(text) if name.endswith(".sources") else _one_line(text):
-            if fields.get("enabled", "yes").lower() in ("no", "false", "0") or "deb" not in fields["types"].split():
-                continue
+        for fields in sources_list.parse(name, text):
             for uri in fields.get("uris", "").split():
                 for suite in fields.get("suites", "").split():
                     found.setdefault((uri.rstrip("/"), suite), set()).update(fields.get("components", "").split())

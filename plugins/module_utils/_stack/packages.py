@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from ansible_collections.socle.inference.plugins.module_utils._packages import dpkg, sources_list
+
 Run = Callable[[Sequence[str]], Optional[tuple[int, str, str]]]
 """Runs an argument list: (return code, stdout, stderr), or None when there is no such command."""
 
@@ -79,20 +81,16 @@ def _read(path: Path) -> str:
 
 
 def _read_dpkg(run: Run) -> dict[str, dict[str, Any]]:
-    form = "${Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
-    answer = run(["dpkg-query", "-W", f"-f={form}", *NAMES])
+    answer = run(dpkg.query_argv(NAMES))
     packages: dict[str, dict[str, Any]] = {}
-    # A pattern that matches nothing makes dpkg-query end with 1 and print the rest all the same.
-    for line in answer[1].splitlines() if answer else []:
-        name, version, want, status = [*line.split("\t"), "", "", ""][:4]
-        held = want == "hold"
-        if status == "not-installed" and not held:
+    for name, package in dpkg.rows(answer[1] if answer else ""):
+        if package.status == "not-installed" and not package.held:
             continue
         # The same name may be there for two architectures: the installed one counts.
         if name in packages and packages[name]["status"] == "installed":
-            packages[name]["held"] = packages[name]["held"] or held
+            packages[name]["held"] = packages[name]["held"] or package.held
             continue
-        packages[name] = {"version": version, "status": status, "held": held}
+        packages[name] = {"version": package.version, "status": package.status, "held": package.held}
     return packages
 
 
@@ -168,33 +166,12 @@ def source_kind(file: str, uri: str) -> str:
     return "other"
 
 
-def _list_uris(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+(?:\[[^\]]*\]\s+)?(\S+)", line)
-        if match:
-            yield match.group(1)
+def _apt_uris(name: str, text: str) -> Iterator[str]:
+    for fields in sources_list.parse(name, text):
+        yield from fields.get("uris", "").split()
 
 
-def _deb822_uris(text: str) -> Iterator[str]:
-    for stanza in re.split(r"\n\s*\n", text):
-        fields: dict[str, str] = {}
-        key = ""
-        for line in stanza.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in (" ", "\t"):
-                fields[key] = f"{fields.get(key, '')} {line.strip()}"
-                continue
-            name, _colon, value = line.partition(":")
-            key = name.strip().lower()
-            fields[key] = value.strip()
-        if fields.get("enabled", "yes").lower() in ("no", "false", "0"):
-            continue
-        if "deb" in fields.get("types", "").split():
-            yield from fields.get("uris", "").split()
-
-
-def _repo_uris(text: str) -> Iterator[str]:
+def _repo_uris(_name: str, text: str) -> Iterator[str]:
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read_string(text)
@@ -216,17 +193,17 @@ def read_sources(root: Path) -> list[dict[str, str]]:
     *kind*: "nvidia-cuda", "nvidia-local" (unpacked on this host), "nvidia-toolkit", "nvidia-docker-old", "ppa",
     "docker", "distribution" or "other".
     """
-    forms: list[tuple[str, str, Callable[[str], Iterator[str]]]] = [
-        ("etc/apt", "sources.list", _list_uris),
-        ("etc/apt/sources.list.d", "*.list", _list_uris),
-        ("etc/apt/sources.list.d", "*.sources", _deb822_uris),
+    forms: list[tuple[str, str, Callable[[str, str], Iterator[str]]]] = [
+        ("etc/apt", "sources.list", _apt_uris),
+        ("etc/apt/sources.list.d", "*.list", _apt_uris),
+        ("etc/apt/sources.list.d", "*.sources", _apt_uris),
         ("etc/yum.repos.d", "*.repo", _repo_uris),
     ]
     sources = []
     for folder, pattern, parse in forms:
         for path in sorted((root / folder).glob(pattern)):
             file = f"/{path.relative_to(root)}"
-            for uri in dict.fromkeys(parse(_read(path))):
+            for uri in dict.fromkeys(parse(path.name, _read(path))):
                 sources.append({"file": file, "uri": uri, "kind": source_kind(file, uri)})
     return sources
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._packages.dpkg import Installed, read_installed
 
 QUIET = ("env", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
 """Plain English answers that are parsed, and no questions."""
@@ -158,38 +159,6 @@ class Outcome:
     def as_result(self) -> dict[str, object]:
         """For a module's result."""
         return {"changed": self.changed, "actions": self.actions}
-
-
-@dataclass(frozen=True)
-class Installed:
-    """One package as dpkg has it."""
-
-    version: str
-    status: str
-    held: bool
-
-    @property
-    def whole(self) -> bool:
-        """Unpacked and configured."""
-        return self.status == "installed"
-
-    @property
-    def present(self) -> bool:
-        """Anything of it beyond configuration files is on the host."""
-        return self.status not in ("not-installed", "config-files")
-
-
-def read_installed(run: Runner, names: Sequence[str]) -> dict[str, Installed]:
-    """The packages among *names* that dpkg knows."""
-    form = "${Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
-    # It ends with 1 where one of the names is unknown, and prints the others all the same.
-    done = run(["dpkg-query", "-W", f"-f={form}", *names])
-    found: dict[str, Installed] = {}
-    for line in done.stdout.splitlines():
-        name, version, want, status = [*line.split("\t"), "", "", ""][:4]
-        if name not in found or status == "installed":
-            found[name] = Installed(version, status, want == "hold")
-    return found
 
 
 def _apt_get(run: Runner, arguments: Sequence[str], timeout_s: float = INSTALL_S) -> Completed[str]:

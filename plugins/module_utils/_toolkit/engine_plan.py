@@ -17,6 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
     suits,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._packages import dpkg
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_sources
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import apt
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, plain
@@ -235,7 +236,7 @@ def plan(
 def _conflicts(run: Runner, kind: str, request: Request) -> list[str]:
     if kind != "debian" or request.docker_source != "docker" or request.wanted == "podman":
         return []
-    found = apt.read_installed(run, DISTRIBUTION_DOCKER)
+    found = dpkg.read_installed(run, DISTRIBUTION_DOCKER)
     return [name for name in DISTRIBUTION_DOCKER if name in found and found[name].present]
 
 
