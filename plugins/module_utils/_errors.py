@@ -7,7 +7,8 @@ SocleError
  +- HubError        hub: listing or download failed
  +- StoreError      hub: the local store refuses (space, lock, permissions)
  +- EngineError     engine: container engine or unit
- +- ToolkitError    toolkit: packages or settings of container engine and GPU container toolkit
+ +- PackageError    packages: the package manager or a package source does not do what was asked
+ +- ToolkitError    toolkit: settings of container engine and GPU container toolkit
  +- ProbeError      probe: the probe itself could not work
  +- RecordError     records: a record cannot be written or read
  +- LabError        lab: the virtual lab cannot be built here
@@ -41,6 +42,10 @@ class StoreError(SocleError):
 
 class EngineError(SocleError):
     """The container engine or the unit did not do what was asked."""
+
+
+class PackageError(SocleError):
+    """The package manager or a package source of a host does not do, or does not have, what was asked."""
 
 
 class ToolkitError(SocleError):

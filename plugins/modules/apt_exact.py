@@ -13,11 +13,14 @@ description:
   - The transaction is simulated first, then downloaded, then installed. A conflict or a broken download changes
     nothing.
   - Nothing else is removed for it, recommended packages are not installed, and configuration files of the user stay.
+  - For O(packages), V(newest) as a version is always the candidate.
+  - With O(state=absent), configuration files go too.
   - Held packages are changed where their version is named here; that is what the hold protects from others.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.exact_packages
 attributes:
   check_mode:
     support: full
@@ -25,29 +28,12 @@ attributes:
   diff_mode:
     support: full
 options:
-  packages:
-    description:
-      - Version by package. An empty one takes what is installed, else the candidate; V(newest) always the candidate.
-    type: dict
-    required: true
-  hold:
-    description: Whether upgrades by others shall leave the packages alone; left as it is when omitted.
-    type: bool
-  downgrade:
-    description: Whether a package may become older.
-    type: bool
-    default: false
   source_pending:
     description:
       - For check mode only. Whether M(socle.inference.apt_source) found the packages on offer in a source that is not
         written yet, so that the transaction cannot be simulated.
     type: bool
     default: false
-  state:
-    description: Whether the packages shall be there. V(absent) also removes their configuration files and holds.
-    type: str
-    choices: [present, absent]
-    default: present
 seealso:
   - module: ansible.builtin.apt
   - module: socle.inference.apt_source
@@ -73,21 +59,15 @@ actions:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.apt import Wanted, install, remove
-
-
-def lines(states: dict) -> str:
-    return "".join(f"{name} {state}\n" for name, state in sorted(states.items()))
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import Wanted, install, remove
+from ansible_collections.socle.inference.plugins.module_utils._packages.exact import ARGUMENTS
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "packages": {"type": "dict", "required": True},
-            "hold": {"type": "bool"},
-            "downgrade": {"type": "bool", "default": False},
+            **ARGUMENTS,
             "source_pending": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
     )
@@ -100,10 +80,7 @@ def main() -> None:
             outcome = install(run, wanted, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    result = outcome.as_result()
-    if module._diff:
-        result["diff"] = {"before": lines(outcome.before), "after": lines(outcome.after)}
-    module.exit_json(**result)
+    module.exit_json(**outcome.as_result(module._diff))
 
 
 if __name__ == "__main__":

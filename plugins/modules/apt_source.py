@@ -14,11 +14,13 @@ description:
     source's lists.
   - Before anything is written, the source is read apart from the host's own ones, and must offer O(expect). An address
     that cannot be reached, a wrong key or a version that is not there changes nothing.
+  - For O(expect), V(newest) as a version stands for any.
   - Looks at files only, and downloads nothing, where source and lists are as they should be.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.package_source
 attributes:
   check_mode:
     support: full
@@ -26,13 +28,6 @@ attributes:
   diff_mode:
     support: full
 options:
-  name:
-    description: Name of the files.
-    type: str
-    required: true
-  uri:
-    description: Address of the repository.
-    type: str
   suites:
     description: Suite, or V(/) for a flat repository.
     type: str
@@ -41,27 +36,6 @@ options:
     description: Components, with spaces between them.
     type: str
     default: ""
-  key_url:
-    description: Address of the signing key, armoured or binary.
-    type: str
-  replaces:
-    description: Files to remove, since they define the same source with another key, which apt refuses.
-    type: list
-    elements: path
-    default: []
-  expect:
-    description: Version by package that the source must offer; an empty one or V(newest) stands for any.
-    type: dict
-    default: {}
-  variable:
-    description: The variable that a message names when the address cannot be used.
-    type: str
-    default: the repository's URL
-  state:
-    description: Whether the source shall be there.
-    type: str
-    choices: [present, absent]
-    default: present
 seealso:
   - module: socle.inference.apt_exact
 """
@@ -91,28 +65,22 @@ removed:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.apt_source import AptSource, Source
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "name": {"type": "str", "required": True},
-            "uri": {"type": "str"},
+            **ARGUMENTS,
             "suites": {"type": "str", "default": "/"},
             "components": {"type": "str", "default": ""},
-            # Not a secret, whatever its name makes Ansible think.
-            "key_url": {"type": "str", "no_log": False},
-            "replaces": {"type": "list", "elements": "path", "default": []},
-            "expect": {"type": "dict", "default": {}},
-            "variable": {"type": "str", "default": "the repository's URL"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
     params = module.params
-    source = Source(
+    source = AptRepository(
         name=params["name"],
         uri=params["uri"] or "",
         key_url=params["key_url"] or "",
@@ -128,12 +96,7 @@ def main() -> None:
         result = bring(source, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    before, after = result.pop("before"), result.pop("after")
-    if module._diff:
-        header = result["path"]
-        result["diff"] = [{"before_header": header, "after_header": header, "before": before, "after": after}]
-        result["diff"] += [{"prepared": f"removed {path}\n"} for path in result["removed"]]
-    module.exit_json(**result)
+    module.exit_json(**as_result(result, module._diff))
 
 
 if __name__ == "__main__":

@@ -68,18 +68,11 @@ files:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.urls import open_url
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, plan_as_is, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-
-KEY_BYTES = 1_000_000
-"""No key is larger; a page of a captive portal may be."""
-
-
-def fetch(url: str) -> bytes:
-    return open_url(url, timeout=30, use_proxy=True).read(KEY_BYTES)
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import fetch
 
 
 def main() -> None:

@@ -1,49 +1,23 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What apt offers, and what it would do; command lines and parsers of their output. Private to socle.inference."""
+"""What apt offers of the driver, and what it would do for it. Private to socle.inference."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.decide import without_password
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import Run, upstream
-
-ENVIRONMENT = {
-    "DEBIAN_FRONTEND": "noninteractive",
-    "LC_ALL": "C",
-    "NEEDRESTART_SUSPEND": "1",
-    "UCF_FORCE_CONFFOLD": "1",
-}
-"""For every apt command: no questions, English messages, and no restarts of services beside ours."""
+from ansible_collections.socle.inference.plugins.module_utils._packages import apt
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 
 OPTIONS = (
-    "-y",
-    "-q",
+    *apt.OPTIONS,
     "--no-install-recommends",
     # Which held packages may change is decided before, package by package.
     "--allow-change-held-packages",
-    "-o",
-    "Dpkg::Options::=--force-confdef",
-    "-o",
-    "Dpkg::Options::=--force-confold",
-    "-o",
-    "DPkg::Lock::Timeout=300",
 )
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What `apt-get -s` would do."""
-
-    installs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Name -> (version now or "", version then)."""
-    removals: tuple[str, ...] = ()
-    problem: str = ""
-    """Apt's reason, in one line, where it would refuse."""
-
+"""For every transaction of the driver."""
 
 DEPENDENCIES = (
     "nvidia-* libnvidia-* libcuda* libnv* cuda-drivers* libxnvctrl* xserver-xorg-video-nvidia* firmware-nvidia-*"
@@ -99,43 +73,18 @@ def install_command(arguments: Sequence[str], preference_file: str, *extra: str)
     return ["apt-get", *OPTIONS, "-o", f"Dir::Etc::preferences={preference_file}", *extra, "install", *arguments]
 
 
-def simulate(run: Run, arguments: Sequence[str], preference_file: str) -> Simulation:
+def simulate(run: Run, arguments: Sequence[str], preference_file: str) -> apt.Simulation:
     """Ask apt what it would do; nothing is changed, and no lock is needed."""
     answer = run(install_command(arguments, preference_file, "-s"))
     if answer is None:
-        return Simulation(problem="apt-get is not installed")
+        return apt.Simulation(problem="apt-get is not installed")
     code, stdout, stderr = answer
     if code != 0:
-        return Simulation(problem=reason(stdout, stderr))
-    installs, removals = {}, []
-    for line in stdout.splitlines():
-        match = re.match(r"Inst (\S+) (?:\[(\S+)\] )?\((\S+)", line)
-        if match:
-            installs[match.group(1)] = (match.group(2) or "", match.group(3))
-        match = re.match(r"(?:Remv|Purg) (\S+)", line)
-        if match:
-            removals.append(match.group(1))
-    return Simulation(installs, tuple(removals))
+        return apt.Simulation(problem=apt.reason(stdout, stderr))
+    return apt.parse_simulation(stdout)
 
 
-def reason(stdout: str, stderr: str) -> str:
-    """Why apt refused, in one line: the first unmet dependency, else its first error."""
-    # apt runs dpkg on a terminal, whose lines end with two characters.
-    stdout, stderr = stdout.replace("\r", ""), stderr.replace("\r", "")
-    lines = stdout.splitlines()
-    for number, line in enumerate(lines):
-        if "unmet dependencies" in line:
-            following = [other.strip() for other in lines[number + 1 : number + 4] if other.startswith(" ")]
-            if following:
-                return re.sub(r"\s+", " ", following[0])
-    failed = re.search(
-        r"^dpkg: error processing (?:package|archive) (\S+) .*:\n\s*(.+)$", stdout + "\n" + stderr, re.MULTILINE
-    )
-    if failed:
-        return f"dpkg failed at {failed.group(1)}: {failed.group(2)}"
-    errors = [line[2:].strip() for line in (stderr + "\n" + stdout).splitlines() if line.startswith("E:")]
-    if errors:
-        # These two only say that there was an error.
-        telling = [line for line in errors if not line.startswith(("Sub-process", "Some index files"))]
-        return without_password((telling or errors)[0])
-    return next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no reason was given")
+def removed_with(run: Run, names: Sequence[str]) -> set[str]:
+    """All packages that would go if *names* were purged."""
+    answer = run(["apt-get", *OPTIONS, "-s", "purge", *names])
+    return set(apt.parse_simulation(answer[1]).removals) if answer else set()

@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     version_key,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 
 PROPRIETARY_ONLY = ("maxwell", "pascal", "volta")
 """Generations without the processor that the open modules run on; 580 is the last branch that knows them."""
@@ -362,11 +363,6 @@ def check_sources(
 
 
 OWN_SOURCE = "/etc/apt/sources.list.d/socle-nvidia-cuda.sources"
-
-
-def without_password(uri: str) -> str:
-    """The address without user and password."""
-    return re.sub(r"//[^/@]*@", "//", uri)
 
 
 def check_direction(settings: Settings, installed: Installed, target: str) -> None:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
-from ansible_collections.socle.inference.plugins.module_utils._driver.decide import without_password
 from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import has_version
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.apt_source import Fetch, fetch, is_key
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    Fetch,
+    fetch,
+    is_key,
+    without_password,
+)
 
 HEADER = "# Written by socle.inference; a run replaces it.\n"
 

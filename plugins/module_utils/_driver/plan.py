@@ -25,6 +25,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
     is_installed,
@@ -324,7 +325,7 @@ class Planner:
     def _transaction(self, sources: Sequence[Mapping[str, str]], url: str) -> None:
         """The exact packages, and apt's word that they can be installed."""
         settings, result, wanted = self.settings, self.result, self.wanted
-        where = decide.without_password(url) if self.repository else "the distribution's package sources"
+        where = without_password(url) if self.repository else "the distribution's package sources"
         pin = [wanted.pin] if wanted.pin else []
         present = [
             name
@@ -561,9 +562,7 @@ def _removal(
             f"Cannot remove the driver: {', '.join(others)} is held, and not by this role; release with"
             f" 'apt-mark unhold {' '.join(others)}' and repeat the run. Nothing was changed."
         )
-    answer = host.run(["apt-get", *apt.OPTIONS, "-s", "purge", *there])
-    lost = re.findall(r"^(?:Remv|Purg) (\S+)", answer[1], re.MULTILINE) if answer else []
-    lost = sorted({name for name in lost if not names.is_driver_package(name)})
+    lost = sorted(name for name in apt.removed_with(host.run, there) if not names.is_driver_package(name))
     if lost:
         raise DriverError(
             f"Cannot remove the driver: apt would remove {', '.join(lost)} with it; remove that by hand first, if it"

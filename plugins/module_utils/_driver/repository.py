@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE, without_password
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
 from ansible_collections.socle.inference.plugins.module_utils._packages import sources_list
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 
 OWN_KEY = "/etc/apt/keyrings/socle-nvidia-cuda"
 """Without its suffix, which tells apt the form: .gpg for a keyring, .asc for ASCII armour."""

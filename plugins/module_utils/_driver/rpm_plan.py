@@ -34,6 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     own_holds,
     running_units,
 )
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
     is_installed,
@@ -135,7 +136,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         foreign=bool(foreign),
         foreign_files=foreign,
         missing=not foreign and not (written and none.key_path in result["files"]),
-        display=decide.without_password(repository.url),
+        display=without_password(repository.url),
     )
     return result
 
@@ -231,7 +232,7 @@ class RpmPlanner(Planner):
         """The exact packages; what DNF says of the transaction comes when it is tried, before anything is changed."""
         settings, result, wanted = self.settings, self.result, self.wanted
         url = self.source.url
-        where = decide.without_password(url)
+        where = without_password(url)
         offers = dnf.query(self.host.run, url, [*wanted.exact, *wanted.optional])
         versions = [{offer.version for offer in offers if offer.name == name} for name in wanted.driver]
         available = sorted(set.intersection(*versions))

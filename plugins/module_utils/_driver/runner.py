@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.apt import ENVIRONMENT
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host
 from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import run_limited
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt import ENVIRONMENT
 
 NVIDIA_SMI_S = 60.0
 """A driver in trouble makes nvidia-smi hang for ever; a slow one on eight GPUs takes up to 20 s."""

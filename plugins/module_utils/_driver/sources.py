@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver import apt
-from ansible_collections.socle.inference.plugins.module_utils._driver.decide import without_password
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
@@ -17,28 +15,17 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.repository
     source_text,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-
-Fetch = Callable[[str], bytes]
-"""The content of an address; raises OSError."""
+from ansible_collections.socle.inference.plugins.module_utils._packages import apt
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    Fetch,
+    is_key,
+    put,
+    suffix,
+    without_password,
+)
 
 MAX_AGE_S = 86_400
 """Age of the distribution's index from which it is read again before packages are taken from it."""
-
-UPDATE = (
-    "apt-get",
-    "-q",
-    "-o",
-    # Else apt answers "success" when it could not reach a source.
-    "APT::Update::Error-Mode=any",
-    "-o",
-    "Acquire::Retries=2",
-    "-o",
-    "Acquire::http::Timeout=30",
-    "-o",
-    "Acquire::https::Timeout=30",
-    "-o",
-    "DPkg::Lock::Timeout=300",
-)
 
 
 class Sources:
@@ -53,10 +40,10 @@ class Sources:
         wanted = self.wanted
         files: dict[str, bytes | None] = {}
         if wanted["url"] and not wanted["foreign"] and key is not None:
-            suffix, other = (".asc", ".gpg") if key.lstrip().startswith(b"-----BEGIN") else (".gpg", ".asc")
-            files[wanted["key"] + suffix] = key
-            files[wanted["key"] + other] = None
-            files[wanted["source"]] = source_text(wanted["url"], wanted["key"] + suffix).encode()
+            form = suffix(key)
+            files[wanted["key"] + form] = key
+            files[wanted["key"] + (".gpg" if form == ".asc" else ".asc")] = None
+            files[wanted["source"]] = source_text(wanted["url"], wanted["key"] + form).encode()
         if wanted["components"]:
             files[COMPONENTS_SOURCE] = wanted["components"].encode()
         return files
@@ -71,14 +58,14 @@ class Sources:
             if before == content:
                 continue
             self.former.setdefault(place, before)
-            _put(place, content)
+            put(place, content)
             written.append(path)
         return written
 
     def restore(self) -> None:
         """Put the files back as they were before `add`."""
         for place, content in self.former.items():
-            _put(place, content)
+            put(place, content)
 
     def settle(self, key: str, plan: Callable[[], Plan]) -> tuple[Plan, list[str], list[str]]:
         """(the plan with the new index, paths written, warnings); where anything fails, the files are as before."""
@@ -114,7 +101,7 @@ class Sources:
             place = self.root / path.lstrip("/")
             self.former[place] = place.read_bytes()
             if not check:
-                _put(place, None)
+                put(place, None)
         return list(self.wanted["files"])
 
     def _key(self, given: str) -> bytes:
@@ -129,7 +116,7 @@ class Sources:
                     f"{without_password(url)}: {' '.join(str(getattr(error, 'reason', error)).split())[:160]}"
                 )
                 continue
-            if content.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY") or content[:1] in (b"\x98", b"\x99", b"\xc6"):
+            if is_key(content):
                 return content
             reasons.append(f"{without_password(url)}: what answered is no OpenPGP key")
         raise DriverError(
@@ -145,14 +132,13 @@ class Sources:
         """
         warnings = []
         if self._index_age_s() > MAX_AGE_S:
-            answer = self.run([*UPDATE, "update"])
+            answer = self.run([*apt.UPDATE, "update"])
             if answer is not None and answer[0] == 0:
                 return []
             why = apt.reason(answer[1], answer[2]) if answer else "apt-get is not installed"
             warnings.append(f"a package source could not be read ({why}); its packages may be out of date.")
         for file in files:
-            limited = ["-o", f"Dir::Etc::sourcelist={file}", "-o", "Dir::Etc::sourceparts=-"]
-            answer = self.run([*UPDATE, *limited, "-o", "APT::Get::List-Cleanup=0", "update"])
+            answer = self.run([*apt.UPDATE, *apt.beside(file), "update"])
             if answer is None or answer[0] != 0:
                 why = apt.reason(answer[1], answer[2]) if answer else "apt-get is not installed"
                 shown = self.wanted["display"] if file != COMPONENTS_SOURCE else "of the distribution"
@@ -194,15 +180,3 @@ def diff(before: Mapping[Path, bytes | None], after: Mapping[str, bytes | None])
         for path in sorted({*former, *after})
         if text(path, former.get(path)) != text(path, after.get(path))
     ]
-
-
-def _put(path: Path, content: bytes | None) -> None:
-    if content is None:
-        if path.is_file():
-            path.unlink()
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.new")
-    staged.write_bytes(content)
-    staged.chmod(0o644)
-    staged.replace(path)

@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, holdable, own_holds
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt import reason
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 
 Packages = Mapping[str, Mapping[str, Any]]
@@ -90,7 +91,7 @@ class Transaction:
     def _apt(self, command: Sequence[str], attempt: str) -> None:
         answer = self.host.run(command)
         if answer is None or answer[0] != 0:
-            why = apt.reason(answer[1], answer[2]) if answer else "apt-get is not installed"
+            why = reason(answer[1], answer[2]) if answer else "apt-get is not installed"
             tail = "\n".join((answer[1] + answer[2]).splitlines()[-40:]) if answer else ""
             raise DriverError(f"{attempt}: {why.rstrip('.')}", cmd=list(command), output=tail)
 

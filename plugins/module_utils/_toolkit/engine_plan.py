@@ -17,9 +17,9 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
     suits,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
-from ansible_collections.socle.inference.plugins.module_utils._packages import dpkg
+from ansible_collections.socle.inference.plugins.module_utils._packages import apt, dpkg
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_sources
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import apt
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, plain
 
 PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -179,9 +179,7 @@ def redhat_offers(run: Runner, names: Sequence[str]) -> dict[str, str | None]:
         ["dnf", "-q", "repoquery", "--latest-limit=1", "--qf", "%{name} %{version}\n", *names], timeout_s=apt.UPDATE_S
     )
     if done.returncode != 0:
-        raise ToolkitError(
-            f"Cannot ask dnf for {names[0]}: {apt.first_error(done)}; put the host's repositories right."
-        )
+        raise ToolkitError(f"Cannot ask dnf for {names[0]}: {apt.why(done)}; put the host's repositories right.")
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.count(" ") == 1)
     return {name: found.get(name) for name in names}
 
@@ -206,7 +204,7 @@ def plan(
     if source == "docker":
         ours = "/etc/apt/sources.list.d/docker.sources"
         repository = docker_repository(request, replaced_sources(root, ("docker",), ours, "Docker's repository"))
-        packages = dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, apt.NEWEST if installed.get(engine) else "")
+        packages = dict.fromkeys(DOCKER_REPOSITORY_PACKAGES, NEWEST if installed.get(engine) else "")
     elif source == "distribution":
         # docker-cli is a package of its own only since Debian 13.
         # One that is there and too old is upgraded, for which its packages need to be named with their versions.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._driver import apt
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
@@ -286,24 +285,6 @@ def test_removal_refuses_while_instances_run(fake: FakeHost) -> None:
 def test_removal_of_what_is_not_there(fake: FakeHost) -> None:
     found = planned(fake, state="absent")
     assert found.action == "none" and not found.changed_needed
-
-
-@pytest.mark.parametrize(
-    ("stdout", "stderr", "words"),
-    [
-        ("", "E: Unable to locate package nvidia-open\n", "Unable to locate package nvidia-open"),
-        ("", "W: x\nE: Failed to fetch http://u:p@m/x  404  Not Found\n", "Failed to fetch http://m/x 404"),
-        ("", "", "no reason was given"),
-        (
-            "Setting up x\r\ndpkg: error processing package nvidia-kernel-open-dkms (--configure):\r\n"
-            " installed post-installation script subprocess returned error exit status 10\n",
-            "E: Sub-process /usr/bin/dpkg returned an error code (1)\n",
-            "dpkg failed at nvidia-kernel-open-dkms: installed post-installation script",
-        ),
-    ],
-)
-def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
-    assert words in " ".join(apt.reason(stdout, stderr).split())
 
 
 def test_an_old_index_is_no_error_before_it_was_read_again(fake: FakeHost) -> None:

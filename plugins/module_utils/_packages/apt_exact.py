@@ -4,134 +4,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
-from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.dpkg import Installed, read_installed
-
-QUIET = ("env", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
-"""Plain English answers that are parsed, and no questions."""
+from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
 
 NEWEST = "newest"
 """In place of a version: the candidate, also where an older one is installed."""
-
-UPDATE_S = 600.0
-INSTALL_S = 3600.0
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What apt knows of one package."""
-
-    installed: str | None = None
-    candidate: str | None = None
-    versions: tuple[str, ...] = ()
-    """Versions that are on offer, newest first; the installed one is among them only when a source has it."""
-
-
-def parse_policy(text: str) -> dict[str, Policy]:
-    """Output of ``apt-cache policy NAME ...`` by package; an unknown package is missing from it."""
-    found: dict[str, Policy] = {}
-    for block in re.split(r"\n(?=\S)", text):
-        name, _colon, rest = block.partition(":\n")
-        if not rest:
-            continue
-        values = dict(re.findall(r"^  (Installed|Candidate): (.*)$", rest, re.MULTILINE))
-        versions: dict[str, bool] = {}
-        current = ""
-        for line in rest.partition("Version table:")[2].splitlines():
-            entry = re.match(r"^ (?:\*\*\*|   ) (\S+)", line)
-            if entry:
-                current = entry[1]
-                versions[current] = False
-            elif current and re.match(r"^ {8,}-?\d+ \S", line) and "/var/lib/dpkg/status" not in line:
-                versions[current] = True
-        found[name.strip()] = Policy(
-            installed=_version(values.get("Installed")),
-            candidate=_version(values.get("Candidate")),
-            versions=tuple(version for version, on_offer in versions.items() if on_offer),
-        )
-    return found
-
-
-def _version(text: str | None) -> str | None:
-    return None if text in (None, "", "(none)") else text
-
-
-def read_policy(run: Runner, names: Sequence[str], options: Sequence[str] = ()) -> dict[str, Policy]:
-    """What apt knows of these packages, each of them present in the answer."""
-    done = run([*QUIET, "apt-cache", *options, "policy", *names])
-    if done.returncode != 0:
-        raise ToolkitError(
-            f"Cannot ask apt for {', '.join(names)}: {first_error(done)}; run 'apt-get check' on the host."
-        )
-    found = parse_policy(done.stdout)
-    return {name: found.get(name, Policy()) for name in names}
-
-
-def first_error(done: Completed[str]) -> str:
-    """The line of apt's or dpkg's output that says why it failed."""
-    lines = [line.strip() for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
-    for pattern in (
-        r"^E: (?!Sub-process|Some index files|Some packages could not|Unable to correct)",
-        r"^(Err:|dpkg: error)",
-        r"^E: ",
-        r"^W: ",
-    ):
-        for line in lines:
-            if re.match(pattern, line):
-                return re.sub(r"^[EW]: ", "", line).rstrip(".")
-    return lines[-1].rstrip(".") if lines else f"exit status {done.returncode}"
-
-
-def update(run: Runner, options: Sequence[str] = ()) -> str | None:
-    """Read the package lists; None where all of them could be read, else the first error."""
-    done = run([*QUIET, "apt-get", *options, "-q", "update", "--error-on=any"], timeout_s=UPDATE_S)
-    return None if done.returncode == 0 else first_error(done)
-
-
-def has_lists(root: Path) -> bool:
-    """Whether the host ever read its package lists; images come without them."""
-    folder = root / "var/lib/apt/lists"
-    return any(folder.glob("*_InRelease")) or any(folder.glob("*_Release")) or any(folder.glob("*_Packages*"))
-
-
-@contextlib.contextmanager
-def workspace() -> Iterator[Path]:
-    """A folder for what apt downloads aside; it goes with all that is in it."""
-    with tempfile.TemporaryDirectory(prefix="socle-apt-") as name:
-        folder = Path(name)
-        # apt downloads as a user of its own, and makes no folders outside its usual ones.
-        folder.chmod(0o755)
-        (folder / "lists/partial").mkdir(parents=True)
-        yield folder
-
-
-def isolated(source: Path, folder: Path) -> list[str]:
-    """apt's options to read one source alone, with all that is downloaded below *folder*."""
-    return [
-        "-o",
-        f"Dir::Etc::sourcelist={source}",
-        "-o",
-        "Dir::Etc::sourceparts=-",
-        "-o",
-        f"Dir::State::lists={folder}/lists",
-        "-o",
-        "Dir::Cache::pkgcache=",
-        "-o",
-        "Dir::Cache::srcpkgcache=",
-    ]
-
-
-def elsewhere(folder: Path) -> list[str]:
-    """apt's options to read the host's sources with all that is downloaded below *folder*: the host stays as it is."""
-    return ["-o", f"Dir::State::lists={folder}/lists", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]
 
 
 @dataclass(frozen=True)
@@ -147,30 +31,15 @@ class Wanted:
     """Check mode alone: the packages' source was tried, and is not written yet."""
 
 
-@dataclass
-class Outcome:
-    """What was done, or in check mode would be."""
-
-    changed: bool = False
-    actions: list[str] = field(default_factory=list)
-    before: dict[str, str] = field(default_factory=dict)
-    after: dict[str, str] = field(default_factory=dict)
-
-    def as_result(self) -> dict[str, object]:
-        """For a module's result."""
-        return {"changed": self.changed, "actions": self.actions}
-
-
-def _apt_get(run: Runner, arguments: Sequence[str], timeout_s: float = INSTALL_S) -> Completed[str]:
-    options = ["-y", "-q", "-o", "Dpkg::Options::=--force-confold", "-o", "DPkg::Lock::Timeout=120"]
-    return run([*QUIET, "apt-get", *options, *arguments], timeout_s=timeout_s)
+def _apt_get(run: Runner, arguments: Sequence[str]) -> Completed[str]:
+    return run([*apt.QUIET, "apt-get", *apt.OPTIONS, *arguments], timeout_s=apt.INSTALL_S)
 
 
 def _mark(run: Runner, mark: str, names: Sequence[str]) -> None:
     if names:
-        done = run([*QUIET, "apt-mark", mark, *names])
+        done = run([*apt.QUIET, "apt-mark", mark, *names])
         if done.returncode != 0:
-            raise ToolkitError(f"Cannot {mark} {', '.join(names)}: {first_error(done)}; run 'apt-mark {mark}' by hand.")
+            raise PackageError(f"Cannot {mark} {', '.join(names)}: {apt.why(done)}; run 'apt-mark {mark}' by hand.")
 
 
 def _describe(found: Mapping[str, Installed], names: Sequence[str]) -> dict[str, str]:
@@ -189,12 +58,12 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
     """Bring packages to their versions in one transaction.
 
     It is simulated first, then downloaded, and only then installed: a conflict or a broken download changes nothing.
-    Refuses what would remove other packages. Raises ToolkitError in one sentence.
+    Refuses what would remove other packages. Raises PackageError in one sentence.
     """
     names = list(wanted.packages)
     found = read_installed(run, names)
     moving = [name for name, version in wanted.packages.items() if version == NEWEST]
-    candidates = read_policy(run, moving) if moving else {}
+    candidates = apt.read_policy(run, moving) if moving else {}
     due = {
         name: version
         for name, asked in wanted.packages.items()
@@ -209,14 +78,14 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
             arguments.append("--allow-downgrades")
         for step, extra in (("install", ["-s"]), ("download", ["--download-only"]), ("install", [])):
             # Without lists, as images come, or without their source, apt knows no package to simulate with.
-            if check and (extra != ["-s"] or wanted.source_pending or not has_lists(root)):
+            if check and (extra != ["-s"] or wanted.source_pending or not apt.has_lists(root)):
                 break
             done = _apt_get(run, [*extra, *arguments, *specs])
             # Lists that are some weeks old name files that the mirror no longer has.
-            if done.returncode != 0 and step == "download" and update(run) is None:
+            if done.returncode != 0 and step == "download" and apt.update(run) is None:
                 done = _apt_get(run, [*extra, *arguments, *specs])
             if done.returncode != 0:
-                raise ToolkitError(
+                raise PackageError(
                     _refusal(step, specs, done, changed=not extra), rc=done.returncode, stderr=done.stderr
                 )
         outcome.changed = True
@@ -249,10 +118,10 @@ def _after(
 
 
 def _refusal(step: str, specs: Sequence[str], done: Completed[str], *, changed: bool) -> str:
-    reason = first_error(done)
-    detail = re.search(r"^ (\S+ : (?:Depends|Breaks|Conflicts|PreDepends).*)$", done.stdout, re.MULTILINE)
-    if detail:
-        reason = f"{reason} ({' '.join(detail[1].split())})"
+    reason = apt.why(done)
+    unmet = apt.unmet_dependency(done.stdout)
+    if unmet:
+        reason = f"{reason} ({unmet})"
     if changed:
         rest = "look at 'dpkg --audit' on the host, put it right ('apt-get -f install'), and repeat the run"
     elif "remove" in reason.lower():
@@ -280,10 +149,10 @@ def remove(run: Runner, names: Sequence[str], *, check: bool = False) -> Outcome
         done = _apt_get(run, ["-s", "purge", "--allow-change-held-packages", *there])
         if done.returncode != 0:
             refusal = _refusal("remove", there, done, changed=False)
-            raise ToolkitError(refusal, rc=done.returncode, stderr=done.stderr)
-        going = set(re.findall(r"^(?:Remv|Purg) (\S+)", done.stdout, re.MULTILINE)) - set(names)
+            raise PackageError(refusal, rc=done.returncode, stderr=done.stderr)
+        going = set(apt.parse_simulation(done.stdout).removals) - set(names)
         if going:
-            raise ToolkitError(
+            raise PackageError(
                 f"Will not remove {', '.join(there)}: that would also remove {', '.join(sorted(going))}; remove these"
                 " by hand if they are not needed, and repeat the run. Nothing was changed."
             )
@@ -293,5 +162,5 @@ def remove(run: Runner, names: Sequence[str], *, check: bool = False) -> Outcome
     if there:
         done = _apt_get(run, ["purge", *there])
         if done.returncode != 0:
-            raise ToolkitError(_refusal("remove", there, done, changed=True), rc=done.returncode, stderr=done.stderr)
+            raise PackageError(_refusal("remove", there, done, changed=True), rc=done.returncode, stderr=done.stderr)
     return outcome

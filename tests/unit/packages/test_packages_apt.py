@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import apt
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.apt_source import AptSource, Source
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages import apt
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST, Wanted, install, remove
+from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
 
 from .conftest import Commands
 
@@ -38,7 +39,7 @@ docker-cli:
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"
 LINE = "{name}\t{version}\t{want}\t{status}\n"
 
-TOOLKIT = Source(
+TOOLKIT = AptRepository(
     name="nvidia-container-toolkit",
     uri="https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
     key_url="https://nvidia.github.io/libnvidia-container/gpgkey",
@@ -67,14 +68,32 @@ def test_policy_tells_what_is_installed_and_what_is_on_offer() -> None:
     assert found["docker-cli"] == apt.Policy()
 
 
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "words"),
+    [
+        ("", "E: Unable to locate package nvidia-open\n", "Unable to locate package nvidia-open"),
+        ("", "W: x\nE: Failed to fetch http://u:p@m/x  404  Not Found\n", "Failed to fetch http://m/x 404"),
+        ("", "", "no reason was given"),
+        (
+            "Setting up x\r\ndpkg: error processing package nvidia-kernel-open-dkms (--configure):\r\n"
+            " installed post-installation script subprocess returned error exit status 10\n",
+            "E: Sub-process /usr/bin/dpkg returned an error code (1)\n",
+            "dpkg failed at nvidia-kernel-open-dkms: installed post-installation script",
+        ),
+    ],
+)
+def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
+    assert words in " ".join(apt.reason(stdout, stderr).split())
+
+
 def test_packages_as_they_should_be_cost_one_look(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold"))
-    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True))
+    outcome = install(commands, Wanted({"a": "1.20.0-1"}, hold=True))
     assert not outcome.changed and len(commands.calls) == 1
 
 
 def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands: Commands) -> None:
-    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": ""}, hold=True))
+    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": ""}, hold=True))
     steps = [call for call in commands.calls if "install" in call]
     assert ["-s" in step for step in steps] == [True, False, False]
     assert ["--download-only" in step for step in steps] == [False, True, False]
@@ -85,7 +104,7 @@ def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands:
 
 def test_a_half_configured_package_is_finished(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold", status="half-configured"))
-    assert apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True)).actions == ["install a=1.20.0-1"]
+    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True)).actions == ["install a=1.20.0-1"]
 
 
 @pytest.mark.parametrize(("lists", "pending"), [(True, False), (False, False), (True, True)])
@@ -96,9 +115,7 @@ def test_check_mode_simulates_only_and_only_what_apt_knows(
     if lists:
         (tmp_path / "var/lib/apt/lists/deb.debian.org_debian_dists_trixie_InRelease").touch()
     commands.on("dpkg-query", out=state("a", version="1.18.2-1"))
-    outcome = apt.install(
-        commands, apt.Wanted({"a": "1.20.0-1"}, True, source_pending=pending), check=True, root=tmp_path
-    )
+    outcome = install(commands, Wanted({"a": "1.20.0-1"}, True, source_pending=pending), check=True, root=tmp_path)
     assert commands.ran("apt-get", "-s", "install") == int(lists and not pending)
     assert outcome.changed and outcome.before == {"a": "1.18.2-1"} and outcome.after == {"a": "1.20.0-1, held"}
     assert [call for call in commands.calls if "install" in call and "-s" not in call] == []
@@ -114,22 +131,22 @@ def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands) -> None:
         return 0, "", ""
 
     commands.do("apt-get", "install", then=upgrade)
-    assert apt.install(commands, apt.Wanted({"a": "1.20.0-1"}, hold=True)).actions[-1] == "hold a"
+    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True)).actions[-1] == "hold a"
     assert commands.ran("apt-mark", "hold", "a") == 1
 
 
 def test_the_newest_is_the_candidate_also_over_an_older_one(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.18.2-1"))
     commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
-    wanted = apt.Wanted({"nvidia-container-toolkit": apt.NEWEST})
-    assert apt.install(commands, wanted).actions == ["install nvidia-container-toolkit=1.20.0-1"]
+    wanted = Wanted({"nvidia-container-toolkit": NEWEST})
+    assert install(commands, wanted).actions == ["install nvidia-container-toolkit=1.20.0-1"]
     commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.20.0-1"))
-    assert not apt.install(commands, wanted).changed
+    assert not install(commands, wanted).changed
 
 
 def test_only_a_missing_hold_is_set_alone(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold") + state("b"))
-    outcome = apt.install(commands, apt.Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
+    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
     assert outcome.actions == ["hold b"] and commands.ran("apt-get") == 0
 
 
@@ -141,8 +158,8 @@ def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands) -> N
         out=" a : Depends: libc6 (>= 3) but 2.36 is to be installed\n",
         err="E: Unable to correct problems, you have held broken packages.\n",
     )
-    with pytest.raises(ToolkitError, match=r"a : Depends: libc6 .*Nothing was changed") as caught:
-        apt.install(commands, apt.Wanted({"a": ""}))
+    with pytest.raises(PackageError, match=r"a : Depends: libc6 .*Nothing was changed") as caught:
+        install(commands, Wanted({"a": ""}))
     assert "\n" not in str(caught.value)
     assert commands.ran("--download-only") == 0
 
@@ -150,14 +167,14 @@ def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands) -> N
 def test_a_download_that_fails_is_tried_again_with_fresh_lists(commands: Commands) -> None:
     answers = iter([(100, "", "E: Failed to fetch http://x/a.deb  404  Not Found\n"), (0, "", "")])
     commands.do("--download-only", then=lambda _argv: next(answers))
-    assert apt.install(commands, apt.Wanted({"a": ""})).changed
+    assert install(commands, Wanted({"a": ""})).changed
     assert commands.ran("apt-get", "update") == 1
 
 
 def test_a_download_that_keeps_failing_installs_nothing(commands: Commands) -> None:
     commands.on("--download-only", rc=100, err="E: Failed to fetch http://x/a.deb  404  Not Found\n")
-    with pytest.raises(ToolkitError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*Nothing was changed"):
-        apt.install(commands, apt.Wanted({"a": ""}))
+    with pytest.raises(PackageError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*Nothing was changed"):
+        install(commands, Wanted({"a": ""}))
     assert [call for call in commands.calls if "install" in call and not {"-s", "--download-only"} & set(call)] == []
 
 
@@ -166,21 +183,21 @@ def test_a_package_that_breaks_half_way_says_how_to_go_on(commands: Commands) ->
         return (0, "", "") if {"-s", "--download-only"} & set(argv) else (100, "", "dpkg: error processing package a\n")
 
     commands.do("apt-get", "install", then=answer)
-    with pytest.raises(ToolkitError, match="dpkg: error processing package a; look at 'dpkg --audit'"):
-        apt.install(commands, apt.Wanted({"a": ""}))
+    with pytest.raises(PackageError, match="dpkg: error processing package a; look at 'dpkg --audit'"):
+        install(commands, Wanted({"a": ""}))
 
 
 def test_downgrades_are_only_made_on_request(commands: Commands) -> None:
-    apt.install(commands, apt.Wanted({"a": "1"}))
+    install(commands, Wanted({"a": "1"}))
     assert commands.ran("--allow-downgrades") == 0
-    apt.install(commands, apt.Wanted({"a": "1"}, downgrade=True))
+    install(commands, Wanted({"a": "1"}, downgrade=True))
     assert commands.ran("--allow-downgrades") == 3
 
 
 def test_removal_takes_holds_and_settings_too(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a", want="hold") + state("b", status="config-files"))
     commands.on("-s", "purge", out="Purg a [1.20.0-1]\nPurg b [1.20.0-1]\n")
-    outcome = apt.remove(commands, ["a", "b", "c"])
+    outcome = remove(commands, ["a", "b", "c"])
     assert outcome.actions == ["remove a, b"]
     assert commands.ran("apt-mark", "unhold", "a") == 1
     assert [call[-2:] for call in commands.calls if "purge" in call and "-s" not in call] == [["a", "b"]]
@@ -189,13 +206,13 @@ def test_removal_takes_holds_and_settings_too(commands: Commands) -> None:
 def test_removal_that_would_take_others_along_is_refused(commands: Commands) -> None:
     commands.on("dpkg-query", out=state("a"))
     commands.on("-s", "purge", out="Remv precious [1.0]\nPurg a [1.20.0-1]\n")
-    with pytest.raises(ToolkitError, match="would also remove precious"):
-        apt.remove(commands, ["a"])
+    with pytest.raises(PackageError, match="would also remove precious"):
+        remove(commands, ["a"])
     assert [call for call in commands.calls if "purge" in call and "-s" not in call] == []
 
 
 def test_removal_of_what_is_not_there_does_nothing(commands: Commands) -> None:
-    assert not apt.remove(commands, ["a"]).changed
+    assert not remove(commands, ["a"]).changed
     assert len(commands.calls) == 1
 
 
@@ -243,7 +260,7 @@ def test_a_source_that_cannot_be_read_leaves_the_host_as_it_was(commands: Comman
     old.write_text("deb x /\n")
     commands.on("update", rc=100, err="E: Failed to fetch https://nvidia.github.io/InRelease  Could not resolve\n")
     with pytest.raises(
-        ToolkitError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*Nothing was changed"
+        PackageError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*Nothing was changed"
     ):
         AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
     assert list(written(tmp_path)) == ["etc/apt/sources.list.d/nvidia-docker.list"]
@@ -252,7 +269,7 @@ def test_a_source_that_cannot_be_read_leaves_the_host_as_it_was(commands: Comman
 def test_a_version_that_the_source_lacks_is_named_with_those_that_it_has(commands: Commands, tmp_path: Path) -> None:
     commands.on("apt-cache", "policy", out=policy("1.19.1-1", "1.18.2-1"))
     with pytest.raises(
-        ToolkitError, match=r"Cannot install nvidia-container-toolkit 1.20.0-1: .* offers 1.19.1-1, 1.18.2-1"
+        PackageError, match=r"Cannot install nvidia-container-toolkit 1.20.0-1: .* offers 1.19.1-1, 1.18.2-1"
     ):
         AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
     assert written(tmp_path) == {}
@@ -266,7 +283,7 @@ def test_a_version_that_the_source_lacks_is_named_with_those_that_it_has(command
     ],
 )
 def test_a_key_that_does_not_come_is_a_sentence(commands: Commands, tmp_path: Path, web: Web, reason: str) -> None:
-    with pytest.raises(ToolkitError, match=reason):
+    with pytest.raises(PackageError, match=reason):
         AptSource(commands, Files(), tmp_path, web).present(TOOLKIT)
     assert written(tmp_path) == {} and commands.ran("update") == 0
 
@@ -277,7 +294,7 @@ def test_a_source_that_fails_beside_the_others_is_taken_back(commands: Commands,
     old.write_text("deb x /\n")
     commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
     commands.on("APT::Get::List-Cleanup=0", "update", rc=100, err="E: Conflicting values set for option Signed-By\n")
-    with pytest.raises(ToolkitError, match=r"Conflicting values.*as they were"):
+    with pytest.raises(PackageError, match=r"Conflicting values.*as they were"):
         AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
     assert written(tmp_path) == {"etc/apt/sources.list.d/nvidia-docker.list": "deb x /\n"}
 

@@ -1,0 +1,28 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Options that the modules for exact packages have in common."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    DOCUMENTATION = r"""
+options:
+  packages:
+    description:
+      - Version by package; an empty one takes what is installed, else the newest on offer.
+    type: dict
+    required: true
+  hold:
+    description: Whether upgrades by others shall leave the packages alone; left as it is when omitted.
+    type: bool
+  downgrade:
+    description: Whether a package may become older.
+    type: bool
+    default: false
+  state:
+    description: Whether the packages shall be there. V(absent) also removes their holds.
+    type: str
+    choices: [present, absent]
+    default: present
+"""

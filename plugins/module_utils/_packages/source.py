@@ -1,0 +1,121 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What package sources of apt and DNF have in common: addresses, signing keys, files. Private to socle.inference."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from ansible.module_utils.urls import open_url
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+
+Fetch = Callable[[str], bytes]
+"""The content of an address; raises OSError."""
+
+KEY_BYTES = 1 << 20
+"""No key is larger; a page of a captive portal may be."""
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "uri": {"type": "str"},
+    # Not a secret, whatever its name makes Ansible think.
+    "key_url": {"type": "str", "no_log": False},
+    "replaces": {"type": "list", "elements": "path", "default": []},
+    "expect": {"type": "dict", "default": {}},
+    "variable": {"type": "str", "default": "the repository's URL"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+"""The argument spec of the options that fragment package_source documents."""
+
+ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A package source and its signing key."""
+
+    name: str
+    """Of the files, and the repository's id for DNF."""
+    uri: str
+    key_url: str
+    """Address of the key, or the key itself as ASCII armour."""
+    replaces: Sequence[str] = ()
+    """Files of the same source from elsewhere: apt refuses two definitions with different keys."""
+    expect: Mapping[str, str] = field(default_factory=dict)
+    """Version by package that the source must offer; "" for any."""
+    variable: str = "the repository's URL"
+    """What the user changes when the address is wrong."""
+
+
+def without_password(uri: str) -> str:
+    """The address without user and password."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def fetch(url: str) -> bytes:
+    """Download a small file, with the environment's proxies. Raises OSError."""
+    content: bytes = open_url(url, timeout=30, use_proxy=True).read(KEY_BYTES)
+    return content
+
+
+def is_key(content: bytes) -> bool:
+    """Whether this is an OpenPGP public key, armoured or not; a proxy's error page is not."""
+    return content.lstrip().startswith(ARMOUR.encode()) or content[:1] in (b"\x98", b"\x99", b"\xc6")
+
+
+def suffix(content: bytes) -> str:
+    """apt tells the two forms of keys apart by the name of the file."""
+    return ".asc" if content.lstrip().startswith(b"-----BEGIN") else ".gpg"
+
+
+def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = False) -> bytes:
+    """The signing key of *source*; *armoured* takes no other form. Raises PackageError in one sentence."""
+    if source.key_url.lstrip().startswith("-----BEGIN"):
+        return source.key_url.strip().encode() + b"\n"
+    shown = without_password(source.key_url)
+    try:
+        content = fetcher(source.key_url)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        cause = getattr(error, "reason", error)
+        reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
+        raise PackageError(
+            f"Cannot fetch the signing key {shown}: {reason}; check that the host reaches this address, or"
+            f" set {source.variable} to a mirror. Nothing was changed.",
+            url=shown,
+        ) from error
+    if not is_key(content) or (armoured and not content.isascii()):
+        raise PackageError(
+            f"Cannot use {shown} as the signing key of {without_password(source.uri)}: what came is no"
+            f" {'armoured ' if armoured else ''}OpenPGP public key (a proxy or login page?); check the address in a"
+            f" browser, or set {source.variable} to a mirror. Nothing was changed.",
+            url=shown,
+        )
+    return content
+
+
+def put(path: Path, content: bytes | None) -> None:
+    """Replace a source's file or key whole; None removes it."""
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_bytes(content)
+    staged.chmod(0o644)
+    staged.replace(path)
+
+
+def as_result(outcome: dict[str, Any], diff: bool) -> dict[str, Any]:
+    """A module's result from path, changed, removed, before and after; with *diff* the texts without passwords."""
+    result = {key: value for key, value in outcome.items() if key not in ("before", "after")}
+    if diff:
+        header = result["path"]
+        before, after = (without_password(outcome[key] or "") for key in ("before", "after"))
+        result["diff"] = [{"before_header": header, "after_header": header, "before": before, "after": after}]
+        result["diff"] += [{"prepared": f"removed {path}\n"} for path in result["removed"]]
+    return result
