@@ -77,16 +77,4 @@ options:
         description: Parameters of the kernel module.
         type: dict
         default: {}
-  root:
-    description: Where the host's files are; another folder serves for tests.
-    type: path
-    default: /
-  sys_root:
-    description: Where sysfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /sys
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
 """

@@ -22,30 +22,14 @@ author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.gpu_container
+  - socle.inference.roots.sys_root
 attributes:
   check_mode:
     support: full
   diff_mode:
     support: full
 options:
-  engine:
-    description: The container engine in use; needed for O(state=present).
-    type: str
-    choices: [podman, docker]
-  engine_version:
-    description: Version of the engine where it is not installed yet, as in check mode.
-    type: str
-  toolkit_version:
-    description: Version of the toolkit; needed for O(state=present).
-    type: str
-  sys_root:
-    description: Where sysfs is mounted.
-    type: path
-    default: /sys
-  state_dir:
-    description: Folder of socle's state on the host, where M(socle.inference.gpu_container_check) notes its success.
-    type: path
-    default: /var/lib/socle
   state:
     description: Whether the GPUs shall be described. V(absent) turns the units off and removes what they wrote.
     type: str
@@ -89,7 +73,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check import GpuCheck
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check import ARGUMENTS, GpuCheck
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh import CdiRefresh
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
 
@@ -97,12 +81,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "engine": {"type": "str", "choices": ["podman", "docker"]},
-            "engine_version": {"type": "str"},
-            "toolkit_version": {"type": "str"},
-            "sys_root": {"type": "path", "default": "/sys"},
-            "state_dir": {"type": "path", "default": "/var/lib/socle"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            **ARGUMENTS,
         },
         required_if=[("state", "present", ("engine", "toolkit_version"))],
         supports_check_mode=True,

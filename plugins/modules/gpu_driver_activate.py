@@ -20,6 +20,9 @@ author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.roots.root
+  - socle.inference.roots.sys_root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full
@@ -52,18 +55,6 @@ options:
     type: str
     choices: [auto, never]
     default: auto
-  root:
-    description: Where the host's files are; another folder serves for tests.
-    type: path
-    default: /
-  sys_root:
-    description: Where sysfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /sys
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
 """
 
 EXAMPLES = r"""

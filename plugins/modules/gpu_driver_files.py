@@ -19,6 +19,8 @@ author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.roots.root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full
@@ -42,14 +44,6 @@ options:
     description: Parameters of the kernel module, such as V(NVreg_EnableStreamMemOPs).
     type: dict
     default: {}
-  root:
-    description: Where the host's files are; another folder serves for tests.
-    type: path
-    default: /
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
 """
 
 EXAMPLES = r"""

@@ -18,6 +18,8 @@ author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.roots.root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full
@@ -32,14 +34,6 @@ options:
     description: Whether the packages are held.
     type: bool
     default: true
-  root:
-    description: Where the host's files are; another folder serves for tests.
-    type: path
-    default: /
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
 seealso:
   - module: socle.inference.gpu_driver_plan
 """

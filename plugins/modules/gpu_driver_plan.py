@@ -23,6 +23,9 @@ author:
 extends_documentation_fragment:
   - socle.inference.attributes
   - socle.inference.gpu_driver
+  - socle.inference.roots.root
+  - socle.inference.roots.sys_root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full

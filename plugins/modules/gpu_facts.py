@@ -19,6 +19,8 @@ description:
     is run.
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.roots.sys_root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full
@@ -26,14 +28,6 @@ attributes:
   diff_mode:
     support: none
 options:
-  sys_root:
-    description: Where sysfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /sys
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
   root:
     description: Where the host's other files are looked for, which are kernels, modules and libraries.
     type: path

@@ -15,6 +15,8 @@ description:
   - Reads files and runs a few commands; changes nothing. On a host without an NVIDIA GPU it runs no command.
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.roots.sys_root
+  - socle.inference.roots.proc_root
 attributes:
   check_mode:
     support: full
@@ -88,14 +90,6 @@ options:
     description: Whether findings of severity error fail the module.
     type: bool
     default: true
-  sys_root:
-    description: Where sysfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /sys
-  proc_root:
-    description: Where procfs is mounted. Another folder serves for captured trees.
-    type: path
-    default: /proc
   root:
     description: Where the other files are read from. Another folder serves for captured trees.
     type: path

@@ -24,6 +24,16 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit import cd
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh import list_gpus, loaded_driver
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, Which
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "engine": {"type": "str", "choices": ["podman", "docker"]},
+    "engine_version": {"type": "str"},
+    "toolkit_version": {"type": "str"},
+    "sys_root": {"type": "path", "default": "/sys"},
+    "state_dir": {"type": "path", "default": "/var/lib/socle"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+"""The argument spec of the options that fragment gpu_container documents, with sys_root and state."""
+
 STAMP = "gpu_container_toolkit/check.json"
 
 RUN_S = 180.0
