@@ -15,7 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit import da
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 
-from .conftest import Commands
+from tests.support.commands import Commands
 
 FULL = Settings(needs_cdi=True, log_max_size="50m", log_max_files=3, nofile=1048576)
 SECRET = "http://user:hunter2@proxy.example.org:3128"

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import Request, choose, family, plan
 
-from .conftest import Commands
+from tests.support.commands import Commands
 
 TRIXIE = {"id": "debian", "codename": "trixie", "id_like": []}
 NOTHING: dict[str, str | None] = {"podman": None, "docker": None}

@@ -20,6 +20,24 @@ DRIVER = "580.159.04"
 KERNEL = "6.12.48+deb13-amd64"
 LEGEND = "\nLegend:\n\n  X    = Self\n  NODE = Connection traversing PCIe as well as the interconnect between bridges\n"
 
+HEALTHY: dict[str, Any] = {
+    "on_bus": True,
+    "by_driver": True,
+    "bound_driver": "nvidia",
+    "mig": "disabled",
+    "mig_pending": "disabled",
+    "ecc": "enabled",
+    "ecc_pending": "enabled",
+    "remapped_pending": False,
+    "remapped_failure": False,
+    "recovery_action": None,
+    "persistence": True,
+    "fabric_state": None,
+    "fabric_status": None,
+    "processes": [],
+}
+"""What facts say of an idle GPU without NVSwitch and with nothing wrong, whatever its product."""
+
 SMI_XML = "nvidia-smi -q -x"
 SMI_CSV = "nvidia-smi --query-gpu=index,pci.bus_id,compute_cap "
 SMI_TOPO = "nvidia-smi topo -m"

@@ -20,6 +20,7 @@ from tests.unit.gpu.hosts import (
     FIXTURES,
     H200_DRIVER,
     H200_XML,
+    HEALTHY,
     JOURNAL,
     KERNEL,
     PRODUCTS,
@@ -32,6 +33,7 @@ from tests.unit.gpu.hosts import (
 
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.159\n"
 H200 = {
+    **HEALTHY,
     "index": 0,
     "uuid": "GPU-00000000-1111-2222-3333-444444444444",
     "product": "NVIDIA H200",
@@ -41,27 +43,13 @@ H200 = {
     "memory_mib": 143771,
     "architecture": "hopper",
     "compute_capability": "9.0",
-    "bound_driver": "nvidia",
     "numa_node": None,
-    "on_bus": True,
-    "by_driver": True,
     "pcie": {"gen": 5, "gen_max": 5, "width": 16, "width_max": 16},
     "bar1_mib": 262144,
     "memory": {"reserved_mib": 616, "used_mib": 0, "free_mib": 143156},
-    "mig": "disabled",
-    "mig_pending": "disabled",
-    "ecc": "enabled",
-    "ecc_pending": "enabled",
-    "remapped_pending": False,
-    "remapped_failure": False,
-    "recovery_action": None,
     "power": {"limit_w": 700.0, "default_w": 700.0, "min_w": 200.0, "max_w": 700.0},
-    "persistence": True,
     "virtualization": "pass-through",
-    "fabric_state": None,
-    "fabric_status": None,
     "gsp_version": "580.159.04",
-    "processes": [],
 }
 
 

@@ -13,7 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages import a
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST, Wanted, install, remove
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
 
-from .conftest import Commands
+from tests.support.commands import Commands
 
 POLICY = """podman:
   Installed: 4.3.1+ds1-8+deb12u1+b3

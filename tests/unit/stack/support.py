@@ -7,6 +7,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from tests.unit.gpu.hosts import HEALTHY
+
 DRIVER = "580.159.04"
 KERNEL = "6.12.118+deb13-cloud-amd64"
 UUIDS = ("GPU-00000000-1111-2222-3333-444444444440", "GPU-00000000-1111-2222-3333-444444444441")
@@ -64,6 +66,7 @@ def spec(path: str = "/var/run/cdi/nvidia.yaml", **more: Any) -> dict[str, Any]:
 
 def gpu(index: int = 0, **more: Any) -> dict[str, Any]:
     return {
+        **HEALTHY,
         "index": index,
         "uuid": UUIDS[index],
         "product": "NVIDIA A100-SXM4-80GB",
@@ -73,27 +76,13 @@ def gpu(index: int = 0, **more: Any) -> dict[str, Any]:
         "memory_mib": 81920,
         "architecture": "ampere",
         "compute_capability": "8.0",
-        "bound_driver": "nvidia",
         "numa_node": 0,
-        "on_bus": True,
-        "by_driver": True,
         "pcie": {"gen": 1, "gen_max": 4, "width": 16, "width_max": 16},
         "bar1_mib": 131072,
         "memory": {"reserved_mib": 600, "used_mib": 0, "free_mib": 81320},
-        "mig": "disabled",
-        "mig_pending": "disabled",
-        "ecc": "enabled",
-        "ecc_pending": "enabled",
-        "remapped_pending": False,
-        "remapped_failure": False,
-        "recovery_action": None,
         "power": {"limit_w": 400.0, "default_w": 400.0, "min_w": 100.0, "max_w": 400.0},
-        "persistence": True,
         "virtualization": "none",
-        "fabric_state": None,
-        "fabric_status": None,
         "gsp_version": DRIVER,
-        "processes": [],
         **more,
     }
 

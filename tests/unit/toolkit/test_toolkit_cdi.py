@@ -19,7 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh i
     merge_environment,
 )
 
-from .conftest import Commands
+from tests.support.commands import Commands
 
 ONE = "GPU-11111111-1111-1111-1111-111111111111"
 TWO = "GPU-22222222-2222-2222-2222-222222222222"

@@ -15,7 +15,8 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Too
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import check_image
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check import GpuCheck
 
-from .conftest import Commands
+from tests.support.commands import Commands
+
 from .test_toolkit_cdi import ONE, SMI, TWO
 
 LDD = (

@@ -14,7 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
     plain,
 )
 
-from .conftest import Commands
+from tests.support.commands import Commands
 
 
 @pytest.mark.parametrize(
