@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import reboot
 from ansible_collections.socle.inference.plugins.module_utils._driver.files import (
     PERSISTENCE,
     options_that_differ,
     read_unit,
 )
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+)
 from ansible_collections.socle.inference.plugins.module_utils._gpu import driver, pci, smi
 
 HOLDERS = {"nvidia": ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem"), "nvidia_modeset": ("nvidia_drm",)}

@@ -7,7 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import Run, upstream
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    upstream,
+)
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 

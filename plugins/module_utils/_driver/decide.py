@@ -16,10 +16,10 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     DriverError,
     branch_of,
     upstream,
-    version_key,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 PROPRIETARY_ONLY = ("maxwell", "pascal", "volta")
 """Generations without the processor that the open modules run on; 580 is the last branch that knows them."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import BUILDS_FROM
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import Run
 
 TREE = "var/lib/dkms"
 

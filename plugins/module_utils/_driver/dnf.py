@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
-    Run,
     branch_of,
-    version_key,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine import host_io
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 QUERY_FORMAT = "%{name}\t%{epoch}\t%{version}\t%{release}\t%{arch}\t%{repoid}"
 PROBE = "socle-probe"

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
 from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import ENGLISH, Rpm
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run, version_key
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 RPM_FORMAT = "%{NAME}\t%|EPOCH?{%{EPOCH}}:{0}|\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t@System\n"
 PLUGINS = "etc/dnf/plugins"

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
 from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import has_version
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._gpu.driver import read_library_version
 

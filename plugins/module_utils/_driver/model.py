@@ -4,15 +4,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-
-Run = Callable[[Sequence[str]], Optional[tuple[int, str, str]]]
-"""Runs a command: (return code, stdout, stderr), or None when there is no such command."""
 
 
 class DriverError(SocleError):
@@ -89,17 +83,6 @@ class DriverPackages:
 def upstream(version: str) -> str:
     """The driver's version in that of a package: "580.178.04" in "2:580.178.04-0ubuntu1" and "3:580.178.04-1.el9"."""
     return version.rpartition(":")[2].partition("-")[0].partition("~")[0]
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Sorts driver and kernel versions: "580.95.05" before "580.126.09"; what is no number ends it."""
-    key = []
-    for part in version.split("."):
-        digits = re.match(r"\d+", part)
-        if digits is None:
-            break
-        key.append(int(digits.group()))
-    return tuple(key)
 
 
 def branch_of(version: str) -> str:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt, decide, names, reboot
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.files import options_that_differ
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     Repository,
-    Run,
     Wanted,
     upstream,
 )

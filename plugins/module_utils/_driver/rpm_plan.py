@@ -23,7 +23,6 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     DriverPackages,
     Repository,
     upstream,
-    version_key,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
     Host,
@@ -35,6 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     running_units,
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
     is_installed,

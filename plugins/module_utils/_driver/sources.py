@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
     COMPONENTS_SOURCE,

@@ -13,13 +13,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, Optional
 
-Answer = tuple[int, str, str]
-"""Return code, standard output, standard error of a command that ended, or TIMED_OUT and what it had said."""
-
-Run = Callable[[Sequence[str]], Optional[Answer]]
-"""Runs an argument list; None when there is no such command."""
+from ansible_collections.socle.inference.plugins.module_utils._commands import Answer
 
 TIMED_OUT = 124
 """The return code of timeout(1) for a command that did not end; none of the commands here uses it by itself."""
@@ -37,7 +32,10 @@ def read_text(path: Path) -> str:
 
 
 def run_limited(argv: Sequence[str], timeout_s: float) -> Answer:
-    """Runs *argv* in plain English and returns within *timeout_s* and KILL_WAIT_S, whatever the command does."""
+    """Runs *argv* in plain English and returns within *timeout_s* and KILL_WAIT_S, whatever the command does.
+
+    The code of one that did not end is TIMED_OUT, beside what it had said.
+    """
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": ""}
     # Files instead of pipes: nothing waits for the end of a pipe that a process in state D keeps open.
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:

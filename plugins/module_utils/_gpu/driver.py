@@ -8,7 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import Run, read_text
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import (
+    read_text,
+)
 
 MODULE_NAMES = ("nvidia", "nvidia-current")
 """Names of the module's file: everybody's, and that of Debian's packages."""

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu import (
     driver,
     kernel_log,
@@ -16,7 +17,9 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu import (
     smi,
     topology,
 )
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import Run, read_text
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import (
+    read_text,
+)
 
 SCHEMA = "socle.gpu_facts/2"
 ENGINES = ("podman", "docker")

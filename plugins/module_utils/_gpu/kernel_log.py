@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu.pci import normalise_bus_id
 
 COMMANDS = (("journalctl", "-k", "-b", "-o", "cat", "--grep", "NVRM: Xid"), ("dmesg",))

@@ -9,7 +9,10 @@ import re
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import TIMED_OUT, Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import (
+    TIMED_OUT,
+)
 from ansible_collections.socle.inference.plugins.module_utils._gpu.pci import empty_gpu, normalise_bus_id
 
 XML = ("nvidia-smi", "-q", "-x")

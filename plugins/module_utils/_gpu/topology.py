@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 
 COMMAND = ("nvidia-smi", "topo", "-m")
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_containers,
@@ -16,7 +17,6 @@ from ansible_collections.socle.inference.plugins.module_utils._stack import (
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
 from ansible_collections.socle.inference.plugins.module_utils._stack.gather import gather_stack
-from ansible_collections.socle.inference.plugins.module_utils._stack.packages import Run
 
 FACTS_SCHEMA = "socle.gpu_facts/2"
 

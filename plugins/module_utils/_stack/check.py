@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OPEN_ONLY, PROPRIETARY_ONLY
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import branch_of, version_key
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    branch_of,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES, select
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 BEFORE = "before"
 AFTER = "after"

@@ -15,8 +15,11 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
     UNFINISHED,
     builds,
 )
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import branch_of, version_key
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    branch_of,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import headers, is_driver_package
+from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import (
     AFTER,
     BEFORE,

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import kernel_release
 from ansible_collections.socle.inference.plugins.module_utils._stack import parse
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
-    Run,
     foreign_installs,
     read_packages,
     read_sources,

@@ -9,12 +9,10 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._packages import dpkg, sources_list
-
-Run = Callable[[Sequence[str]], Optional[tuple[int, str, str]]]
-"""Runs an argument list: (return code, stdout, stderr), or None when there is no such command."""
 
 NAMES = (
     "*nvidia*",
