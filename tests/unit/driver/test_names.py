@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver import names
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Wanted, upstream
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, upstream
+
+from .wishes import wanted
 
 BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
 KERNELS = {
@@ -24,20 +26,6 @@ DEBIANS = [release for release in KERNELS if release[0] == "debian"]
 
 def host(release: tuple[str, str]) -> dict[str, Any]:
     return {"id": release[0], "version_id": release[1], "codename": None, "id_like": []}
-
-
-def wanted(**changes: Any) -> Wanted:
-    default: dict[str, Any] = {
-        "source": "nvidia",
-        "flavour": "open",
-        "branch": "580",
-        "version": "",
-        "compute_only": True,
-        "signed": False,
-        "nvswitch": False,
-        "nvlink5": False,
-    }
-    return Wanted(**{**default, **changes})
 
 
 def packages(release: tuple[str, str], arch: str = "x86_64", **changes: Any) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver import rpm_names
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Wanted
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+
+from .wishes import wanted
 
 BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
 KERNEL_9 = "5.14.0-570.12.1.el9_6.x86_64"
@@ -19,20 +21,6 @@ ALL = [(name, version) for name in ("rhel", "rocky", "almalinux", "centos") for 
 def host(name: str, version: str) -> dict[str, Any]:
     like = {"rhel": ["fedora"]}.get(name, ["rhel", "centos", "fedora"])
     return {"id": name, "version_id": version, "codename": None, "id_like": like}
-
-
-def wanted(**changes: Any) -> Wanted:
-    default: dict[str, Any] = {
-        "source": "nvidia",
-        "flavour": "open",
-        "branch": "580",
-        "version": "",
-        "compute_only": True,
-        "signed": False,
-        "nvswitch": False,
-        "nvlink5": False,
-    }
-    return Wanted(**{**default, **changes})
 
 
 @pytest.mark.parametrize(("name", "version"), ALL)
