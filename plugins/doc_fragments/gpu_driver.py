@@ -73,6 +73,12 @@ options:
         type: list
         elements: str
         default: []
+      reboot:
+        description: >-
+          Whether a reboot may come; V(force) also changes the driver under what somebody else runs on the GPUs.
+        type: str
+        choices: [auto, never, force]
+        default: auto
       module_options:
         description: Parameters of the kernel module.
         type: dict

@@ -53,7 +53,7 @@ options:
   reboot:
     description: With V(never), a host that needs a reboot fails with the reason.
     type: str
-    choices: [auto, never]
+    choices: [auto, never, force]
     default: auto
 """
 
@@ -110,7 +110,7 @@ def main() -> None:
             "flavour": {"type": "str", "choices": ["open", "proprietary"]},
             "module_options": {"type": "dict", "default": {}},
             "nvswitch": {"type": "bool", "default": False},
-            "reboot": {"type": "str", "choices": ["auto", "never"], "default": "auto"},
+            "reboot": {"type": "str", "choices": ["auto", "never", "force"], "default": "auto"},
             "root": {"type": "path", "default": "/"},
             "sys_root": {"type": "path", "default": "/sys"},
             "proc_root": {"type": "path", "default": "/proc"},

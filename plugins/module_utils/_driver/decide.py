@@ -60,6 +60,8 @@ class Settings:
     hold: bool = True
     repository_url: str = ""
     services: tuple[str, ...] = ()
+    reboot: str = "auto"
+    """"auto", "never", or "force", which also ends what somebody else runs on the GPUs."""
     module_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -56,6 +56,7 @@ SETTINGS = {
     "hold": {"type": "bool", "default": True},
     "repository_url": {"type": "str", "default": "https://developer.download.nvidia.com/compute/cuda/repos"},
     "services": {"type": "list", "elements": "str", "default": []},
+    "reboot": {"type": "str", "choices": ["auto", "never", "force"], "default": "auto"},
     "module_options": {"type": "dict", "default": {}},
 }
 """The argument spec of the option settings, which the role hands to every module."""
