@@ -11,12 +11,14 @@ short_description: Brings packages of DNF to exact versions in one transaction, 
 version_added: 0.2.0
 description:
   - The transaction is tried first, then downloaded, then carried out. A conflict or a broken download changes nothing.
+  - Holds are version locks. A version may be given with or without its release.
   - Nothing else is removed for it. A lock on a package that is named here gives way, that of any other does not.
   - Unlike M(ansible.builtin.dnf), refuses to go back to an older version, which DNF does without a word.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.exact_packages
 attributes:
   check_mode:
     support: full
@@ -24,13 +26,6 @@ attributes:
   diff_mode:
     support: full
 options:
-  packages:
-    description: Version by package, with or without release; an empty one takes what is installed, else the newest.
-    type: dict
-    required: true
-  hold:
-    description: Whether version locks shall keep the packages; left as it is when omitted.
-    type: bool
   lock:
     description: Patterns of installed packages that are locked with them.
     type: list
@@ -48,15 +43,6 @@ options:
     type: list
     elements: str
     default: []
-  downgrade:
-    description: Whether a package may become older.
-    type: bool
-    default: false
-  state:
-    description: Whether the packages shall be there. V(absent) also removes their locks.
-    type: str
-    choices: [present, absent]
-    default: present
 seealso:
   - module: socle.inference.dnf_source
   - module: socle.inference.apt_exact
@@ -80,27 +66,21 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import run_command
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import Exact, Request
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-
-
-def lines(states: dict) -> str:
-    return "".join(f"{name} {state}\n" for name, state in sorted(states.items()))
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import Exact, Request
+from ansible_collections.socle.inference.plugins.module_utils._packages.exact import ARGUMENTS
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "packages": {"type": "dict", "required": True},
-            "hold": {"type": "bool"},
+            **ARGUMENTS,
             "lock": {"type": "list", "elements": "str", "default": []},
             "module": {"type": "str", "default": ""},
             "stream": {"type": "str"},
             "replaces": {"type": "list", "elements": "str", "default": []},
-            "downgrade": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         required_by={"stream": ("module",)},
         supports_check_mode=True,
@@ -123,10 +103,7 @@ def main() -> None:
             outcome = exact.install(request, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    result = outcome.as_result()
-    if module._diff:
-        result["diff"] = {"before": lines(outcome.before), "after": lines(outcome.after)}
-    module.exit_json(**result)
+    module.exit_json(**outcome.as_result(module._diff))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ short_description: Adds a package source of DNF after it was tried
 version_added: 0.2.0
 description:
   - Writes C(/etc/yum.repos.d/NAME.repo) and the signing key C(/etc/pki/rpm-gpg/RPM-GPG-KEY-NAME).
+    O(name) is also the repository's id.
+  - DNF replaces its own variables in O(uri), such as C($basearch).
   - Before anything is written, the source is read apart from the host's own ones, and must offer O(expect). An address
     that cannot be reached, a wrong key or a version that is not there changes nothing.
   - Looks at files only, and downloads nothing, where they are as they should be.
@@ -18,41 +20,13 @@ author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.package_source
 attributes:
   check_mode:
     support: full
     details: The source is tried in check mode too.
   diff_mode:
     support: full
-options:
-  name:
-    description: Name of the files, and the repository's id.
-    type: str
-    required: true
-  uri:
-    description: Address of the repository; DNF replaces its own variables, such as C($basearch).
-    type: str
-  key_url:
-    description: Address of the signing key, or the key itself as ASCII armour.
-    type: str
-  replaces:
-    description: Files to remove, since they define the same source.
-    type: list
-    elements: path
-    default: []
-  expect:
-    description: Version by package that the source must offer; an empty one stands for any.
-    type: dict
-    default: {}
-  variable:
-    description: The variable that a message names when the address cannot be used.
-    type: str
-    default: the repository's URL
-  state:
-    description: Whether the source shall be there.
-    type: str
-    choices: [present, absent]
-    default: present
 seealso:
   - module: socle.inference.dnf_exact
   - module: socle.inference.apt_source
@@ -81,29 +55,21 @@ removed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import run_command
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_source import DnfSource, Source
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, DnfSource
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result
 
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "name": {"type": "str", "required": True},
-            "uri": {"type": "str"},
-            # Not a secret, whatever its name makes Ansible think.
-            "key_url": {"type": "str", "no_log": False},
-            "replaces": {"type": "list", "elements": "path", "default": []},
-            "expect": {"type": "dict", "default": {}},
-            "variable": {"type": "str", "default": "the repository's URL"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        },
+        argument_spec=ARGUMENTS,
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
     params = module.params
-    source = Source(
+    source = DnfRepository(
         name=params["name"],
         uri=params["uri"] or "",
         key_url=params["key_url"] or "",
@@ -117,12 +83,7 @@ def main() -> None:
         result = bring(source, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    before, after = result.pop("before"), result.pop("after")
-    if module._diff:
-        header = result["path"]
-        result["diff"] = [{"before_header": header, "after_header": header, "before": before, "after": after}]
-        result["diff"] += [{"prepared": f"removed {path}\n"} for path in result["removed"]]
-    module.exit_json(**result)
+    module.exit_json(**as_result(result, module._diff))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver import decide, dnf, rpm_names
+from ansible_collections.socle.inference.plugins.module_utils._driver import decide, rpm_names
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Installed, Settings
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_source import Source, render
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     DriverPackages,
     Repository,
+    branch_of,
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
@@ -33,6 +33,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     own_holds,
     running_units,
 )
+from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, render
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
@@ -103,14 +105,24 @@ def enabled_repositories(root: Path) -> dict[str, bool]:
     return found
 
 
-def rpm_source(repository: Repository) -> Source:
+def newest(packages: Iterable[dnf.Rpm], name: str, branch: str, version: str = "") -> dnf.Rpm | None:
+    """The newest package of *name* in *branch*, or the one of exactly *version*; None where there is none."""
+    found = [
+        each
+        for each in packages
+        if each.name == name and (each.version == version if version else branch_of(each.version) == branch)
+    ]
+    return max(found, key=lambda each: version_key(each.version), default=None)
+
+
+def rpm_source(repository: Repository) -> DnfRepository:
     """NVIDIA's repository as a package source of DNF."""
-    return Source(NAME, repository.url, repository.key_urls[0], variable="gpu_driver_repository_url")
+    return DnfRepository(NAME, repository.url, repository.key_urls[0], variable="gpu_driver_repository_url")
 
 
 def source_state(host: Host, repository: Repository | None, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """What the package source should be; keys as those of Debian's (repository.source_files)."""
-    none = Source(NAME, "", "")
+    none = DnfRepository(NAME, "", "")
     paths = [none.path, none.key_path]
     result: dict[str, Any] = {
         "family": "redhat",
@@ -245,7 +257,7 @@ class RpmPlanner(Planner):
             return
         decide.check_direction(settings, self.installed, version)
         decide.check_version(settings, version, str(result.flavour), self.release, False)
-        exact = {name: dnf.newest(offers, name, settings.wanted_branch, version) for name in wanted.exact}
+        exact = {name: newest(offers, name, settings.wanted_branch, version) for name in wanted.exact}
         lacking = [name for name, offer in exact.items() if offer is None]
         if lacking:
             raise DriverError(
@@ -253,7 +265,7 @@ class RpmPlanner(Planner):
                 " must have the same; set gpu_driver_version to another one, or mirror the missing packages."
                 " Nothing was changed."
             )
-        more = {name: dnf.newest(offers, name, settings.wanted_branch, version) for name in wanted.optional}
+        more = {name: newest(offers, name, settings.wanted_branch, version) for name in wanted.optional}
         chosen = {name: offer.evr for name, offer in {**exact, **more}.items() if offer is not None}
         loose = dict.fromkeys((*wanted.independent, *wanted.headers, *self._running_headers()), "")
         result.packages = {**chosen, **loose}

@@ -8,18 +8,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver import dkms, dnf
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import Exact, Request
+from ansible_collections.socle.inference.plugins.module_utils._driver import dkms
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, own_holds
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import MODULE, is_driver_rpm
 from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import Exact, Request
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 
 
 class RpmTransaction:
-    """One plan on one host. Raises DriverError; then the packages are as before, and locked as before."""
+    """One plan on one host. Where it raises DriverError or PackageError, packages and locks are as before."""
 
     def __init__(self, host: Host, plan: Mapping[str, Any], kernel: str, hold: bool, files: Files) -> None:
         self.host, self.plan, self.kernel, self.hold, self.files = host, plan, kernel, hold, files
@@ -98,7 +100,7 @@ class RpmTransaction:
             left = [name for name in fresh if name in self.exact.installed(fresh)]
             if left:
                 self.exact.remove(left)
-        except DriverError as error:
+        except PackageError as error:
             return f"the former packages could not be put back ({error.message.rstrip('.')}): see 'dnf history'"
         return "the packages are as before the run" if moved else "what was installed was removed again"
 

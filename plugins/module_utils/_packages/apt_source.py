@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
     fetch,
     put,
     suffix,
+    take_away,
     without_password,
 )
 
@@ -86,19 +87,8 @@ class AptSource:
 
     def absent(self, source: AptRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key; the lists go with the next update."""
-        paths = [path for path in (self._path(source), *self._keys(source)) if path.exists()]
-        before = self._files.read(self._path(source)) or ""
-        if not check:
-            with explaining(f"remove the package source {source.name}"):
-                for path in paths:
-                    self._files.remove(path)
-        return {
-            "changed": bool(paths),
-            "path": self._shown(self._path(source)),
-            "removed": [self._shown(path) for path in paths],
-            "before": before,
-            "after": "",
-        }
+        paths = [self._shown(path) for path in (self._path(source), *self._keys(source))]
+        return take_away(source, paths, self._files, self._root, check=check)
 
     def _missing(self, source: AptRepository, options: Sequence[str] = ()) -> dict[str, apt.Policy]:
         if not source.expect:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ansible.module_utils.urls import open_url
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
 Fetch = Callable[[str], bytes]
@@ -108,6 +109,20 @@ def put(path: Path, content: bytes | None) -> None:
     staged.write_bytes(content)
     staged.chmod(0o644)
     staged.replace(path)
+
+
+def take_away(
+    source: PackageSource, paths: Sequence[str], files: Files, root: Path, *, check: bool = False
+) -> dict[str, Any]:
+    """Remove those of *paths* that are there, the first of which describes the source; as_result takes the answer."""
+    places = {path: root / path.lstrip("/") for path in paths}
+    there = [path for path, place in places.items() if place.exists()]
+    before = files.read(places[paths[0]]) or ""
+    if not check:
+        with explaining(f"remove the package source {source.name}"):
+            for path in there:
+                files.remove(places[path])
+    return {"changed": bool(there), "path": paths[0], "removed": there, "before": before, "after": ""}
 
 
 def as_result(outcome: dict[str, Any], diff: bool) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import Rpm
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host
+from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
 
 URL = "https://mirror.example/repos/rhel9/x86_64/"
 KERNEL = "5.14.0-570.12.1.el9_6.x86_64"

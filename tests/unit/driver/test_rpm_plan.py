@@ -12,9 +12,10 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER
-from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, rpm_plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, newest, rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
 from tests.unit.driver.rpm_host import KERNEL, RpmHost, facts, rpm
 
@@ -39,6 +40,18 @@ def carry_out(host: RpmHost, found: RpmPlan, hold: bool = True, check: bool = Fa
 def settled(host: RpmHost, version: str = "580.159.03") -> None:
     """A host on which the role has installed this version."""
     carry_out(host, plan(host, version=version))
+
+
+def test_the_newest_of_a_branch_is_found_by_number() -> None:
+    found = [rpm("nvidia-driver-cuda", version) for version in ("580.95.05", "580.159.03", "580.178.04", "595.91.07")]
+    best = newest(found, "nvidia-driver-cuda", "580")
+    assert best is not None
+    assert best.version == "580.178.04"
+    exact = newest(found, "nvidia-driver-cuda", "580", "580.159.03")
+    assert exact is not None
+    assert exact.version == "580.159.03"
+    assert newest(found, "nvidia-driver-cuda", "580", "580.1") is None
+    assert newest(found, "nvidia-driver-cuda", "610") is None
 
 
 def test_a_bare_host_gets_the_newest_of_the_branch(host: RpmHost) -> None:
@@ -100,7 +113,7 @@ def test_a_mirror_that_lacks_a_part_is_refused(host: RpmHost) -> None:
 
 def test_an_unreachable_mirror_is_named(host: RpmHost) -> None:
     host.refusal = "Error: Failed to download metadata for repo 'socle-probe': Cannot download repomd.xml"
-    with pytest.raises(DriverError, match=r"https://mirror\.example/repos/rhel9/x86_64/ .*did not answer"):
+    with pytest.raises(PackageError, match=r"https://mirror\.example/repos/rhel9/x86_64/ .*did not answer"):
         plan(host)
 
 
@@ -193,7 +206,7 @@ def test_a_transaction_that_dnf_refuses_leaves_stream_locks_and_packages(host: R
         host.refusal = (
             "Error: \n Problem: nothing provides dkms needed by kmod-nvidia-open-dkms-3:595.91.07-1.el9.x86_64\n"
         )
-    with pytest.raises(DriverError) as caught:
+    with pytest.raises(PackageError) as caught:
         carry_out(host, found)
     assert caught.value.message.startswith("Cannot install ")
     assert (dict(host.installed), host.locks, host.stream) == before
@@ -201,7 +214,7 @@ def test_a_transaction_that_dnf_refuses_leaves_stream_locks_and_packages(host: R
 
 def test_a_first_install_that_fails_leaves_no_stream_behind(host: RpmHost) -> None:
     host.fails_late = True
-    with pytest.raises(DriverError, match="Transaction failed"):
+    with pytest.raises(PackageError, match="Transaction failed"):
         carry_out(host, plan(host))
     assert host.stream is None
     assert host.locks == ""
@@ -209,7 +222,7 @@ def test_a_first_install_that_fails_leaves_no_stream_behind(host: RpmHost) -> No
 
 def test_what_would_be_removed_for_it_is_refused(host: RpmHost) -> None:
     host.removes = ["cockpit"]
-    with pytest.raises(DriverError, match="that would remove cockpit"):
+    with pytest.raises(PackageError, match="that would remove cockpit"):
         carry_out(host, plan(host))
     assert host.installed == {}
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import Rpm
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_exact import (
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import (
     Exact,
     Request,
     has_version,
     removals,
 )
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 
 from tests.unit.driver.rpm_host import RpmHost
 
@@ -82,7 +82,7 @@ def test_an_upgrade_passes_its_own_locks_and_leaves_those_of_others(host: RpmHos
 
 def test_going_back_needs_a_word(host: RpmHost) -> None:
     exact(host).install(wanted("1.20.0"))
-    with pytest.raises(DriverError, match=r"1\.20\.0 is installed, and 1\.19\.1 is older"):
+    with pytest.raises(PackageError, match=r"1\.20\.0 is installed, and 1\.19\.1 is older"):
         exact(host).install(wanted("1.19.1"))
     exact(host).install(wanted("1.19.1", downgrade=True))
     assert host.installed["libnvidia-container1"].version == "1.19.1"
@@ -107,14 +107,14 @@ def test_check_mode_tries_the_transaction_and_changes_nothing(host: RpmHost) -> 
     assert host.locks == ""
     assert any("--assumeno" in call for call in host.calls)
     host.refusal = "Error: \n Problem: package a conflicts with b\n"
-    with pytest.raises(DriverError, match="package a conflicts with b"):
+    with pytest.raises(PackageError, match="package a conflicts with b"):
         exact(host).install(wanted("1.20.0"), check=True)
 
 
 def test_a_removal_that_takes_others_along_is_refused(host: RpmHost) -> None:
     exact(host).install(wanted("1.20.0"))
     host.removes = [*NAMES, "cockpit-gpu"]
-    with pytest.raises(DriverError, match="that would also remove cockpit-gpu"):
+    with pytest.raises(PackageError, match="that would also remove cockpit-gpu"):
         exact(host).remove(NAMES)
     assert set(NAMES) <= set(host.installed)
     host.removes = list(NAMES)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf_source import DnfSource, Source
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, DnfSource
 
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"
 URI = "https://someone:secret@mirror.example/repos/rhel9/x86_64/"
-SOURCE = Source("socle-nvidia-cuda", URI, f"{URI}D42D0685.pub", expect={"nvidia-driver-cuda": "580.178.04"})
+SOURCE = DnfRepository("socle-nvidia-cuda", URI, f"{URI}D42D0685.pub", expect={"nvidia-driver-cuda": "580.178.04"})
 OFFER = "nvidia-driver-cuda\t3\t580.178.04\t1.el9\tx86_64\tsocle-probe\n"
 
 
@@ -42,7 +42,7 @@ def mirror() -> Mirror:
     return Mirror()
 
 
-def bring(mirror: Mirror, root: Path, source: Source = SOURCE, check: bool = False) -> dict[str, object]:
+def bring(mirror: Mirror, root: Path, source: DnfRepository = SOURCE, check: bool = False) -> dict[str, object]:
     return DnfSource(mirror.run, Files(), root, mirror.fetch).present(source, check=check)
 
 
@@ -64,7 +64,7 @@ def test_check_mode_tries_the_source_and_writes_nothing(tmp_path: Path, mirror: 
 
 
 def test_a_key_may_be_given_as_text(tmp_path: Path, mirror: Mirror) -> None:
-    bring(mirror, tmp_path, Source("x", URI, KEY.decode()))
+    bring(mirror, tmp_path, DnfRepository("x", URI, KEY.decode()))
     assert (tmp_path / "etc/pki/rpm-gpg/RPM-GPG-KEY-x").read_bytes() == KEY
 
 
@@ -82,7 +82,7 @@ def test_a_source_that_cannot_be_used_changes_nothing_and_shows_no_password(
     tmp_path: Path, mirror: Mirror, answer: tuple[int, str, str], key: bytes | OSError, said: str
 ) -> None:
     mirror.answer, mirror.key = answer, key
-    with pytest.raises(DriverError) as caught:
+    with pytest.raises(PackageError) as caught:
         bring(mirror, tmp_path)
     assert said in caught.value.message
     assert caught.value.message.endswith("Nothing was changed.")
@@ -94,7 +94,9 @@ def test_an_older_file_of_the_same_source_goes(tmp_path: Path, mirror: Mirror) -
     old = tmp_path / "etc/yum.repos.d/nvidia-docker.repo"
     old.parent.mkdir(parents=True)
     old.write_text("[nvidia-docker]\n")
-    result = bring(mirror, tmp_path, Source("x", URI, f"{URI}k", replaces=("/etc/yum.repos.d/nvidia-docker.repo",)))
+    result = bring(
+        mirror, tmp_path, DnfRepository("x", URI, f"{URI}k", replaces=("/etc/yum.repos.d/nvidia-docker.repo",))
+    )
     assert result["removed"] == ["/etc/yum.repos.d/nvidia-docker.repo"]
     assert not old.exists()
 

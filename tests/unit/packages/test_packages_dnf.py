@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 
 URL = "https://mirror.example/cuda/repos/rhel9/x86_64/"
 QUERY = """\
@@ -46,18 +46,6 @@ def test_a_query_gives_packages_and_leaves_out_what_dnf_says_beside_them() -> No
     assert found[0] == dnf.Rpm("nvidia-driver-cuda", "3", "580.95.05", "1.el9", "x86_64", "socle-probe")
 
 
-def test_the_newest_of_a_branch_is_found_by_number() -> None:
-    found = dnf.parse_query(QUERY)
-    newest = dnf.newest(found, "nvidia-driver-cuda", "580")
-    assert newest is not None
-    assert newest.version == "580.178.04"
-    exact = dnf.newest(found, "nvidia-driver-cuda", "580", "580.159.03")
-    assert exact is not None
-    assert exact.version == "580.159.03"
-    assert dnf.newest(found, "nvidia-driver-cuda", "580", "580.1") is None
-    assert dnf.newest(found, "nvidia-driver-cuda", "610") is None
-
-
 def test_a_query_needs_neither_file_nor_stream_nor_free_lock() -> None:
     calls: list[Sequence[str]] = []
 
@@ -76,12 +64,12 @@ def test_a_mirror_that_does_not_answer_is_named() -> None:
     error = (
         "Error: Failed to download metadata for repo 'socle-probe': Cannot download repomd.xml: All mirrors were tried"
     )
-    with pytest.raises(DriverError, match=f"Cannot ask {URL} for nvidia-driver-cuda: repository socle-probe did not"):
+    with pytest.raises(PackageError, match=f"Cannot ask {URL} for nvidia-driver-cuda: repository socle-probe did not"):
         dnf.query(lambda _argv: (1, "", error), URL, ["nvidia-driver-cuda"])
 
 
 def test_a_host_without_dnf_is_told_so() -> None:
-    with pytest.raises(DriverError, match="this host has no dnf"):
+    with pytest.raises(PackageError, match="this host has no dnf"):
         dnf.query(lambda _argv: None, URL, ["nvidia-driver-cuda"])
 
 

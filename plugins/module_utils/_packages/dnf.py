@@ -17,13 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
-    DriverError,
-    branch_of,
-)
 from ansible_collections.socle.inference.plugins.module_utils._engine import host_io
-from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
-from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PackageError
 
 QUERY_FORMAT = "%{name}\t%{epoch}\t%{version}\t%{release}\t%{arch}\t%{repoid}"
 PROBE = "socle-probe"
@@ -113,25 +108,15 @@ def query_argv(url: str, packages: Sequence[str]) -> list[str]:
 
 
 def query(run: Run, url: str, packages: Sequence[str]) -> list[Rpm]:
-    """All versions of *packages* in the repository at *url*; raises DriverError when it cannot be read."""
+    """All versions of *packages* in the repository at *url*; raises PackageError when it cannot be read."""
     answer = run(query_argv(url, packages))
     tried = f"ask {url} for {', '.join(packages)}"
     if answer is None:
-        raise DriverError(f"Cannot {tried}: this host has no dnf; install it, or use a supported distribution.")
+        raise PackageError(f"Cannot {tried}: this host has no dnf; install it, or use a supported distribution.")
     rc, stdout, stderr = answer
     if rc:
-        raise DriverError(explain(tried, stderr or stdout))
+        raise PackageError(explain(tried, stderr or stdout))
     return parse_query(stdout)
-
-
-def newest(packages: Iterable[Rpm], name: str, branch: str, version: str = "") -> Rpm | None:
-    """The newest package of *name* in *branch*, or the one of exactly *version*; None where there is none."""
-    found = [
-        each
-        for each in packages
-        if each.name == name and (each.version == version if version else branch_of(each.version) == branch)
-    ]
-    return max(found, key=lambda each: version_key(each.version), default=None)
 
 
 def read_stream(root: Path, module: str) -> str | None:

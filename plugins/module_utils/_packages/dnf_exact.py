@@ -9,17 +9,15 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
-from ansible_collections.socle.inference.plugins.module_utils._driver import dnf
-from ansible_collections.socle.inference.plugins.module_utils._driver.dnf import ENGLISH, Rpm
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
-    DriverError,
-)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
+from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 RPM_FORMAT = "%{NAME}\t%|EPOCH?{%{EPOCH}}:{0}|\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t@System\n"
@@ -49,20 +47,6 @@ class Request:
     """Packages that may go, since they conflict with those that come."""
 
 
-@dataclass
-class Outcome:
-    """What was done, or in check mode would be."""
-
-    changed: bool = False
-    actions: list[str] = field(default_factory=list)
-    before: dict[str, str] = field(default_factory=dict)
-    after: dict[str, str] = field(default_factory=dict)
-
-    def as_result(self) -> dict[str, Any]:
-        """For a module's result."""
-        return {"changed": self.changed, "actions": self.actions}
-
-
 def has_version(package: Rpm, version: str) -> bool:
     """Whether *version* names this package: "580.178.04", "580.178.04-1.el9" or "3:580.178.04-1.el9"."""
     return version in ("", package.version, package.full, package.evr, f"{package.epoch}:{package.full}")
@@ -82,7 +66,7 @@ def removals(output: str) -> list[str]:
 
 
 class Exact:
-    """Packages of one host. Raises DriverError in one sentence; then packages, streams and locks are as they were."""
+    """Packages of one host. Raises PackageError in one sentence; then packages, streams and locks are as they were."""
 
     def __init__(self, run: Run, files: Files, root: Path = Path("/")) -> None:
         self.run, self.files, self.root = run, files, root
@@ -158,7 +142,7 @@ class Exact:
                 output = self._dnf([*command, plugins, "--assumeno"], attempt, trial=True)
                 others = sorted(set(removals(output)) - set(names))
                 if others:
-                    raise DriverError(
+                    raise PackageError(
                         f"Will not {attempt}: that would also remove {', '.join(others)}; remove"
                         " these by hand if they are not needed, and repeat the run. Nothing was changed."
                     )
@@ -182,7 +166,7 @@ class Exact:
             fitting = [package for package in mine if has_version(package, version)]
             if not fitting:
                 versions = sorted({package.full for package in mine}, key=version_key, reverse=True)
-                raise DriverError(
+                raise PackageError(
                     f"Cannot install {f'{name} {version}'.strip()}: the enabled repositories have"
                     f" {', '.join(versions[:6]) or 'no version of it'}; set a version that is there, or complete the"
                     " mirror. Nothing was changed."
@@ -191,7 +175,7 @@ class Exact:
             present = found.get(name)
             if present and not request.downgrade and version_key(best.version) < version_key(present.version):
                 # DNF itself goes back without a word.
-                raise DriverError(
+                raise PackageError(
                     f"{name} {present.version} is installed, and {best.version} is older: an upgrade in place goes"
                     f" forwards only; set the version to {present.version} or newer, or remove the package first."
                     " Nothing was changed."
@@ -208,7 +192,7 @@ class Exact:
             output = self._dnf(command, attempt, trial=True)
         lost = sorted(set(removals(output)) - set(request.replaces))
         if lost:
-            raise DriverError(
+            raise PackageError(
                 f"Will not {attempt}: that would remove {', '.join(lost)}; remove what conflicts by hand, or choose"
                 " another version. Nothing was changed."
             )
@@ -224,7 +208,7 @@ class Exact:
                 # All packages, before the first change: what a mirror lacks shows now.
                 self._dnf([*command, "install", "--downloadonly", *specs], attempt)
                 self._dnf([*command, "install", *specs], attempt)
-        except DriverError:
+        except PackageError:
             if streams:
                 if before is None:
                     self.files.remove(module)
@@ -285,11 +269,11 @@ class Exact:
     def _dnf(self, command: Sequence[str], attempt: str, trial: bool = False) -> str:
         answer = self.run([*ENGLISH, *command])
         if answer is None:
-            raise DriverError(f"Cannot {attempt}: this host has no dnf; install it, or use a supported distribution.")
+            raise PackageError(f"Cannot {attempt}: this host has no dnf; install it, or use a supported distribution.")
         rc, stdout, stderr = answer
         output = f"{stdout}\n{stderr}"
         if rc and not (trial and TRIED in output):
-            raise DriverError(f"{dnf.explain(attempt, output)} Nothing was changed.", cmd=list(command), output=output)
+            raise PackageError(f"{dnf.explain(attempt, output)} Nothing was changed.", cmd=list(command), output=output)
         return stdout if not trial else output
 
     def _describe(self, found: Mapping[str, Rpm], names: Sequence[str]) -> dict[str, str]:
