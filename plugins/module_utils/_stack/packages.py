@@ -51,6 +51,11 @@ VERSIONLOCKS = (
 OLD_TOOLKIT_FILES = ("nvidia-docker", "libnvidia-container", "nvidia-container-runtime")
 """Names of the source files of NVIDIA's former repositories: apt refuses them beside the present one (Signed-By)."""
 
+DPKG_SYSTEMS = ("debian", "ubuntu")
+RPM_SYSTEMS = ("rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn", "suse", "sles", "opensuse")
+"""Words of ID and ID_LIKE in os-release, by the database that is the system's own."""
+DPKG_DATABASE = "var/lib/dpkg/status"
+
 RUNFILE_PROGRAMS = ("usr/bin/nvidia-uninstall", "usr/bin/nvidia-installer")
 RUNFILE_LOG = "var/log/nvidia-installer.log"
 LIBRARY_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
@@ -76,6 +81,21 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def uses_dpkg(root: Path) -> bool | None:
+    """Whether dpkg's database is the system's own; None when nothing tells.
+
+    Either family has the other's tools in its archive, and building a foreign package fills a database of them.
+    """
+    release = _read(root / "etc/os-release") or _read(root / "usr/lib/os-release")
+    lines = (line.partition("=") for line in release.splitlines())
+    words = {word for key, _equals, value in lines if key in ("ID", "ID_LIKE") for word in value.strip("\"'").split()}
+    if words & set(DPKG_SYSTEMS):
+        return True
+    if words & set(RPM_SYSTEMS):
+        return False
+    return True if _read(root / DPKG_DATABASE).strip() else None
 
 
 def _read_dpkg(run: Run) -> dict[str, dict[str, Any]]:
@@ -128,13 +148,16 @@ def _read_rpm(run: Run, root: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_packages(run: Run, root: Path) -> dict[str, dict[str, Any]]:
-    """The packages of `NAMES`: {name: {"version", "status", "held"}}; one command on dpkg hosts, two elsewhere.
+    """The packages of `NAMES`: {name: {"version", "status", "held"}}; by one command where the system tells its family.
 
     *status* is dpkg's ("installed", "half-installed", "half-configured", "unpacked", "config-files", ...). A package
     that is not installed appears only when it is held ("not-installed"), since a hold blocks its installation.
     *version* is the whole one, with epoch and revision. *held* is apt-mark's hold (dpkg keeps it itself) or a dnf lock.
     """
-    return _read_dpkg(run) or _read_rpm(run, root)
+    family = uses_dpkg(root)
+    if family is None:
+        return _read_dpkg(run) or _read_rpm(run, root)
+    return _read_dpkg(run) if family else _read_rpm(run, root)
 
 
 def source_kind(file: str, uri: str) -> str:
@@ -206,9 +229,10 @@ def read_sources(root: Path) -> list[dict[str, str]]:
     return sources
 
 
-def _is_owned(run: Run, path: str) -> bool:
-    answer = run(["dpkg-query", "-S", path])
-    if answer is None:
+def _is_owned(run: Run, root: Path, path: str) -> bool:
+    family = uses_dpkg(root)
+    answer = None if family is False else run(["dpkg-query", "-S", path])
+    if answer is None and not family:
         answer = run(["rpm", "-qf", path])
     return answer is not None and answer[0] == 0
 
@@ -219,7 +243,7 @@ def foreign_installs(run: Run, root: Path, packages: Mapping[str, Mapping[str, A
     *kind*: "runfile" (NVIDIA's .run installer) or "unpackaged" (driver libraries that no package brought).
     """
     for name in RUNFILE_PROGRAMS:
-        if (root / name).exists() and not _is_owned(run, f"/{name}"):
+        if (root / name).exists() and not _is_owned(run, root, f"/{name}"):
             return [{"kind": "runfile", "evidence": f"/{name} belongs to no package"}]
     libraries = [path for folder in LIBRARY_FOLDERS for path in sorted((root / folder).glob("libnvidia-ml.so.*.*"))]
     # Every packaging has the library in a package of one of these names; asking who owns the file would be one more
@@ -227,7 +251,7 @@ def foreign_installs(run: Run, root: Path, packages: Mapping[str, Mapping[str, A
     if not libraries or any(name.startswith(("libnvidia", "libcuda", "nvidia-driver")) for name in packages):
         return []
     library = f"/{libraries[0].relative_to(root)}"
-    if _is_owned(run, library):
+    if _is_owned(run, root, library):
         return []
     if (root / RUNFILE_LOG).exists():
         return [{"kind": "runfile", "evidence": f"/{RUNFILE_LOG} is there and {library} belongs to no package"}]

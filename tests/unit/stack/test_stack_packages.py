@@ -98,6 +98,36 @@ def test_locks_of_dnf_5_count_and_exclusions_do_not(host: Host) -> None:
     assert read_version_locks(host.root) == ["nvidia-driver"]
 
 
+@pytest.mark.parametrize(
+    ("release", "database", "family"),
+    [
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "", "rpm"),
+        ("ID=fedora\n", "Package: dpkg\n", "rpm"),
+        ("ID=debian\n", "Package: dpkg\n", "dpkg"),
+        ("ID=linuxmint\nID_LIKE='ubuntu debian'\n", "", "dpkg"),
+        ("ID=unheard-of\n", "Package: dpkg\n", "dpkg"),
+    ],
+)
+def test_the_database_of_the_system_is_asked_and_no_other(host: Host, release: str, database: str, family: str) -> None:
+    """On a host that has the tools of both."""
+    host.write("etc/os-release", release)
+    host.write("var/lib/dpkg/status", database)
+    host.answers["dpkg-query", "-W"] = (0, DPKG, "")
+    host.answers["rpm", "-qa"] = (0, RPM, "")
+    packages = read_packages(host.run, host.root)
+    assert ("nvidia-driver" in packages) is (family == "rpm")
+    assert ("nvidia-open" in packages) is (family == "dpkg")
+    assert len(host.asked) == 1
+
+
+def test_a_file_of_an_rpm_is_no_foreign_one_because_dpkg_is_there_too(host: Host) -> None:
+    host.write("etc/os-release", "ID=fedora\n")
+    host.write("usr/lib64/libnvidia-ml.so.580.159.04")
+    host.answers["dpkg-query", "-S"] = (1, "", "no path found")
+    host.answers["rpm", "-qf"] = (0, "nvidia-libs", "")
+    assert foreign_installs(host.run, host.root, {}) == []
+
+
 def test_a_host_with_neither_package_manager_has_no_packages(host: Host) -> None:
     assert read_packages(host.run, host.root) == {}
 
