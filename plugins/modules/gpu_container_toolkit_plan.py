@@ -25,9 +25,11 @@ attributes:
     support: none
 options:
   version:
-    description: Version of all four packages.
+    description:
+      - Version of all four packages. An empty one keeps the installed version where it is not refused, else takes
+        1.20.0.
     type: str
-    required: true
+    default: ""
   repository_url:
     description: Base address of the repository, or of a mirror of it.
     type: str
@@ -53,12 +55,15 @@ seealso:
 EXAMPLES = r"""
 - name: Choose the packages of the GPU container toolkit
   socle.inference.gpu_container_toolkit_plan:
-    version: 1.20.0
     facts: "{{ socle_facts.gpu_facts }}"
   register: plan
 """
 
 RETURN = r"""
+version:
+  description: Version that the packages will have, without the packaging's revision.
+  returned: success
+  type: str
 family:
   description: Kind of package manager, V(debian) or V(redhat).
   returned: success
@@ -102,7 +107,7 @@ def ask(argv):
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "version": {"type": "str", "required": True},
+            "version": {"type": "str", "default": ""},
             "repository_url": {"type": "str", "default": "https://nvidia.github.io/libnvidia-container"},
             "downgrade": {"type": "bool", "default": False},
             "facts": {"type": "dict", "required": True},

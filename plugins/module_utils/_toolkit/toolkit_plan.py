@@ -12,7 +12,10 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import upstream_version
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import family, replaced_sources
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import check_toolkit_version
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import (
+    TOOLKIT_DEFAULT,
+    check_toolkit_version,
+)
 
 PACKAGES = (
     "nvidia-container-toolkit",
@@ -46,6 +49,19 @@ def repository(kind: str, url: str) -> dict[str, Any]:
     }
 
 
+def kept_version(there: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The newest installed version, with its packaging's revision, where it may stay: "1.18.2-1"; else None."""
+    found = [str(package["version"]).rpartition(":")[2] for package in there.values()]
+    if not found:
+        return None
+    newest = max(found, key=lambda version: parse_version(upstream_version(version)) or (0, 0, 0))
+    try:
+        check_toolkit_version(upstream_version(newest))
+    except ToolkitError:
+        return None
+    return newest
+
+
 def plan(
     packages: Mapping[str, Mapping[str, Any]],
     os: Mapping[str, Any],
@@ -56,23 +72,27 @@ def plan(
     remove: bool = False,
     root: Path = Path("/"),
 ) -> dict[str, Any]:
-    """What is to be installed: {"family", "packages", "due", "replaces", "repository"}.
+    """What is to be installed: {"family", "version", "packages", "due", "replaces", "repository"}.
 
-    *packages* is the answer of ``read_packages``. *due* says whether a package is missing, or has another version
-    or no hold. Raises ToolkitError for versions that must not be installed, and where one would become older.
+    *packages* is the answer of ``read_packages``. An empty *version* keeps what is installed where that may stay, else
+    takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold. Raises
+    ToolkitError for versions that must not be installed, and where one would become older.
     """
     kind = family(os)
-    exact = f"{version}-1"
     if remove:
         return {
             "family": kind,
+            "version": version,
             "packages": dict.fromkeys(PACKAGES, ""),
             "due": any(name in packages for name in PACKAGES),
             "replaces": [],
             "repository": repository(kind, url),
         }
-    wanted = check_toolkit_version(version)
     there = {name: packages[name] for name in PACKAGES if packages.get(name, {}).get("status") == "installed"}
+    kept = None if version else kept_version(there)
+    exact = kept or f"{version or TOOLKIT_DEFAULT}-1"
+    version = upstream_version(exact)
+    wanted = check_toolkit_version(version)
     newer = sorted(
         (name, upstream_version(str(package["version"])))
         for name, package in there.items()
@@ -90,6 +110,7 @@ def plan(
     replaces = replaced_sources(root, SOURCE_KINDS, FILES[kind], "NVIDIA's container toolkit")
     return {
         "family": kind,
+        "version": version,
         "packages": dict.fromkeys(PACKAGES, exact),
         "due": not settled or bool(replaces),
         "replaces": replaces,

@@ -54,6 +54,9 @@ PODMAN_APPENDED_LISTS: Version = (4, 8, 0)
 
 TOOLKIT_MINIMUM: Version = (1, 18, 0)
 
+TOOLKIT_DEFAULT = "1.20.0"
+"""What a host gets that has none, or one that must not stay."""
+
 
 def plain(version: str) -> str:
     """Without epoch, packaging and build: "5:28.1.1-1~debian.12" -> "28.1.1", "4.3.1+ds1-8" -> "4.3.1"."""

@@ -46,6 +46,18 @@ def test_every_module_supports_check_mode(module: str) -> None:
     assert re.search(r"check_mode:\n    support: (full|partial)\n", text)
 
 
+def test_engine_and_toolkit_refuse_before_the_driver_changes() -> None:
+    tasks = load(ROOT / "playbooks/provision.yml")[0]["tasks"]
+    roles = {
+        task["ansible.builtin.include_role"]["name"]: task for task in tasks if "ansible.builtin.include_role" in task
+    }
+    driver = tasks.index(roles["socle.inference.gpu_driver"])
+    for role in ("container_engine", "gpu_container_toolkit"):
+        plan = next(task for task in tasks if f"socle.inference.{role}_plan" in task)
+        assert tasks.index(plan) < driver
+        assert roles[f"socle.inference.{role}"]["vars"][f"{role}_planned"] == f"{{{{ {plan['register']} }}}}"
+
+
 def test_both_bundles_satisfy_the_required_collections() -> None:
     assert load(ROOT / "requirements.yml")["collections"]
     assert load(ROOT / "galaxy.yml")["dependencies"] == {}

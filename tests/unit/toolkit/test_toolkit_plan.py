@@ -43,6 +43,30 @@ def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, t
     assert plan(there, DEBIAN, "1.20.0", URL, root=tmp_path)["due"] is due
 
 
+@pytest.mark.parametrize(
+    ("there", "version", "due"),
+    [
+        (packages(), "1.20.0-1", False),
+        (packages("1.20.1-1"), "1.20.1-1", False),
+        (packages("1.18.2-1"), "1.18.2-1", False),
+        (packages("1.18.2-2"), "1.18.2-2", False),
+        # What must not stay, and what is not there.
+        (packages("1.19.0-1"), "1.20.0-1", True),
+        (packages("1.17.8-1"), "1.20.0-1", True),
+        (packages("1.18.0~rc.1-1"), "1.20.0-1", True),
+        ({}, "1.20.0-1", True),
+        # Four of one version, and none of them older than before.
+        ({**packages("1.18.2-1"), PACKAGES[3]: packages("1.21.0-1")[PACKAGES[3]]}, "1.21.0-1", True),
+    ],
+)
+def test_an_installed_toolkit_is_kept_where_no_version_is_named(
+    there: dict[str, Any], version: str, due: bool, tmp_path: Path
+) -> None:
+    found = plan(there, DEBIAN, "", URL, root=tmp_path)
+    assert found["packages"] == dict.fromkeys(PACKAGES, version) and found["due"] is due
+    assert found["version"] == version.partition("-")[0]
+
+
 def test_a_newer_toolkit_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match=r"Will not replace libnvidia-container-tools 1.20.0 by the older 1.18.2"):
         plan(packages(), DEBIAN, "1.18.2", URL, root=tmp_path)
