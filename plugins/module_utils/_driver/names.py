@@ -39,20 +39,41 @@ GENERAL_KERNELS = {"22.04": (5, 15), "24.04": (6, 8), "26.04": (7, 0)}
 DEBIAN_COMPONENTS = {"nvidia": ("contrib",), "distribution": ("contrib", "non-free", "non-free-firmware")}
 """Components of the Debian archive that the packages of each source depend on or are in."""
 
+_BRANCH = r"(-\d+)?(-server)?"
+"""How Ubuntu and, up to 580, NVIDIA tell the branches apart."""
+
 OURS = re.compile(
-    r"(lib)?nvidia-(?!container|ctk|docker)\S+|libcuda\d|libcudadebugger\d|libnvcuvid\d|libnv(sdm|optix|encode|fbc)\S*"
-    r"|cuda-drivers\S*|(xserver-xorg-video|linux-(modules|objects|signatures))-nvidia-\S+"
-    r"|firmware-nvidia-gsp\S*|nvlsm|libx?nvctrl\S*|libgles-nvidia\S*|libgl1-nvidia\S*|libegl-nvidia\S*|libglx-nvidia\S*"
+    # NVIDIA's repository and Debian
+    r"nvidia-driver(-cuda|-bin|-full|-libs\S*|-assistant|-pinning-\S+)?|nvidia-(open|driver)-\d+\S*|nvidia-open"
+    r"|nvidia-(kernel|kernel-open|open-kernel)-(dkms|support|source|common)|nvidia-kernel-\d\S*"
+    r"|nvidia-(smi|modprobe|persistenced|settings|xconfig|alternative|legacy-check|support|detect|cuda-mps|powerd)"
+    r"|nvidia-(installer-cleanup|suspend-common|libopencl1\S*|vdpau-driver\S*|nonglvnd-vulkan-\S+)"
+    r"|nvidia-(egl|opencl|vulkan)-(common|icd)\S*|nvidia-(tesla|legacy)(-\d+(xx)?)?(-\S+)?"
+    r"|nvidia-(fabricmanager|fabric-manager|imex)(-\d+|-dev(-\d+)?)?|nvlsm|firmware-nvidia-(gsp|tesla)\S*"
+    r"|cuda-drivers(-\d+|-fabricmanager(-\d+)?)?"
+    # Ubuntu
+    rf"|nvidia-(utils|compute-utils|kernel-source|kernel-common|dkms|headless|headless-no-dkms){_BRANCH}(-open)?"
+    rf"|nvidia-firmware{_BRANCH}(-[\d.]+)?|(xserver-xorg-video|xorg-driver)-nvidia\S*"
+    r"|linux-(modules|objects|signatures)-nvidia-\S+"
+    # libraries
+    r"|libcuda1\S*|libcudadebugger1|libnvcuvid1|libnvoptix1|libnvsdm\S*|libxnvctrl0"
+    r"|libnvidia-(allocator|api|cbl|cfg|common|compiler|compute|decode|egl|eglcore|encode|extra|fbc|fbc1|gl|glcore)\S*"
+    r"|libnvidia-(glsi|glvkspirv|gpucomp|ifr|ml\d*(?!-dev)|ngx|nscq|nvoptix|nvvm|opencl|opticalflow|pkcs11|present)\S*"
+    r"|libnvidia-(ptxjitcompiler|rtcore|sandboxutils|tileiras|tls|vgpu|vksc-core|wayland-client)\S*"
+    r"|lib(egl|gles|gl1|glx|vulkan)-nvidia\S*|libnvidia-(tesla|legacy)-\S+|libglx-nvidia0"
 )
 """Packages of the driver and its companions, of any source: what removal removes and a transaction may replace.
 
-Toolkit packages (nvidia-container-*) have a pin of their own.
+A closed list, since others are named alike: the toolkit for containers, which has a pin of its own, CUDA's compilers
+and libraries, GPUDirect storage, profilers and files for developers.
 """
+_NOT_OURS = re.compile(r"\S+-dev|libnvidia-egl-(wayland|gbm|xcb|xlib)\S*")
+"""Names that the patterns for libraries would take: headers, and libraries that are built apart from the driver."""
 
 
 def is_driver_package(name: str) -> bool:
     """Whether a package is part of the driver; neither toolkit nor CUDA libraries are."""
-    return OURS.fullmatch(name) is not None
+    return OURS.fullmatch(name) is not None and _NOT_OURS.fullmatch(name) is None
 
 
 def deb_repository(os: Mapping[str, Any], arch: str, base_url: str) -> Repository:

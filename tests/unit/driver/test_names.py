@@ -188,31 +188,47 @@ def test_headers_by_the_running_kernel(release: tuple[str, str], kernel: str, na
     assert names.headers(host(release), kernel) == ((name,) if name else ())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nvidia-driver-cuda",
-        "nvidia-kernel-open-dkms",
-        "libnvidia-compute-580",
-        "libcuda1",
-        "nvidia-driver-pinning-580",
-        "nvidia-fabricmanager",
-        "libnvidia-nscq-570",
-        "libnvsdm",
-        "nvlsm",
-        "linux-modules-nvidia-580-server-open-generic",
-        "cuda-drivers",
-        "nvidia-persistenced",
-        "firmware-nvidia-gsp",
-    ],
-)
+OF_THE_DRIVER = """
+nvidia-driver-cuda nvidia-driver nvidia-driver-libs nvidia-driver-bin nvidia-driver-full nvidia-driver-assistant
+nvidia-driver-pinning-580 nvidia-driver-pinning-580.178.04 nvidia-open nvidia-open-580 nvidia-driver-580
+nvidia-driver-580-open nvidia-driver-580-server-open nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-kernel-support
+nvidia-kernel-common nvidia-open-kernel-dkms nvidia-open-kernel-support nvidia-kernel-source nvidia-smi nvidia-modprobe
+nvidia-persistenced nvidia-settings nvidia-xconfig nvidia-alternative nvidia-legacy-check nvidia-support
+nvidia-installer-cleanup nvidia-suspend-common nvidia-cuda-mps nvidia-libopencl1 nvidia-vdpau-driver nvidia-opencl-icd
+nvidia-opencl-common nvidia-egl-common nvidia-egl-icd nvidia-vulkan-icd nvidia-vulkan-common nvidia-tesla-470-driver
+nvidia-fabricmanager nvidia-fabricmanager-570 nvidia-imex nvidia-imex-570 nvlsm firmware-nvidia-gsp cuda-drivers
+cuda-drivers-580 cuda-drivers-fabricmanager-570 nvidia-utils nvidia-utils-580 nvidia-utils-580-server
+nvidia-compute-utils-580 nvidia-kernel-source-580-open nvidia-kernel-source-580-server-open
+nvidia-kernel-common-580-server nvidia-dkms nvidia-dkms-open nvidia-dkms-580-open nvidia-dkms-580-server-open
+nvidia-headless-no-dkms-580-server-open nvidia-headless-580 nvidia-firmware-580-580.178.04
+nvidia-firmware-580-server-580.159.03 xserver-xorg-video-nvidia xserver-xorg-video-nvidia-580
+linux-modules-nvidia-580-server-open-generic linux-objects-nvidia-580-6.8.0-90-generic
+linux-signatures-nvidia-6.8.0-90-generic libcuda1 libcuda1-i386 libcudadebugger1 libnvcuvid1 libnvoptix1 libnvsdm
+libnvsdm-570 libxnvctrl0 libnvidia-compute libnvidia-compute-580 libnvidia-compute-580-server libnvidia-cfg1
+libnvidia-cfg1-580 libnvidia-common-580 libnvidia-decode-580 libnvidia-encode1 libnvidia-extra-580 libnvidia-fbc1
+libnvidia-fbc1-580 libnvidia-gl-580 libnvidia-glcore libnvidia-eglcore libnvidia-glvkspirv libnvidia-gpucomp
+libnvidia-gpucomp-580 libnvidia-ml1 libnvidia-ngx1 libnvidia-nscq libnvidia-nscq-570 libnvidia-nvvm4 libnvidia-nvvm70
+libnvidia-opencl1 libnvidia-opticalflow1 libnvidia-pkcs11-openssl3 libnvidia-present libnvidia-ptxjitcompiler1
+libnvidia-rtcore libnvidia-sandboxutils libnvidia-allocator1 libnvidia-api1 libnvidia-vksc-core libegl-nvidia0
+libgles-nvidia2 libgl1-nvidia-glvnd-glx libglx-nvidia0
+"""
+OF_OTHERS = """
+nvidia-container-toolkit nvidia-container-toolkit-base nvidia-container-runtime nvidia-docker2 libnvidia-container1
+libnvidia-container-tools nvidia-ctk cuda-toolkit-13-0 cuda-compat-13-0 cuda-nvml-dev-13-0 nvidia-cuda-toolkit
+nvidia-cuda-dev nvidia-cuda-toolkit-gcc nvidia-cuda-gdb nvidia-cudnn nvidia-fs nvidia-fs-dkms nvidia-gds nvidia-gds-13-0
+nvidia-profiler nvidia-visual-profiler nvidia-nsight nvidia-nsight-systems nvidia-opencl-dev nvidia-vaapi-driver
+nvidia-prime nvidia-texture-tools nvidia-peer-memory-dkms nvidia-mlnx-ofed nvidia-dcgm nvidia-kernel-module-helper
+libnvidia-ml-dev libxnvctrl-dev libnvidia-egl-wayland1 libnvidia-egl-wayland-dev libnvidia-egl-gbm1
+linux-headers-amd64 linux-image-nvidia linux-nvidia dkms datacenter-gpu-manager nvtop
+"""
+
+
+@pytest.mark.parametrize("name", OF_THE_DRIVER.split())
 def test_packages_of_the_driver(name: str) -> None:
     assert names.is_driver_package(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["nvidia-container-toolkit", "libnvidia-container1", "cuda-toolkit-13-0", "linux-headers-amd64", "dkms"]
-)
+@pytest.mark.parametrize("name", OF_OTHERS.split())
 def test_packages_of_others(name: str) -> None:
     assert not names.is_driver_package(name)
 
