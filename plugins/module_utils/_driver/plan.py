@@ -538,38 +538,55 @@ def check_removal(host: Host, settings: Settings, facts: Mapping[str, Any]) -> N
         )
 
 
+def fill_removal(
+    result: Plan,
+    there: Sequence[str],
+    hold: tuple[str, str],
+    host: Host,
+    settings: Settings,
+    facts: Mapping[str, Any],
+    packages: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Everything of the driver goes, which is *there*; *hold* is the word for it and the command that ends it.
+
+    Refuses while something uses a GPU that was not named to be stopped.
+    """
+    result.action = "remove" if there else "none"
+    if not there:
+        result.changed_needed = bool(result.repository and result.repository["files"])
+        return
+    check_removal(host, settings, facts)
+    held = {name for name in there if packages[name]["held"]}
+    others = sorted(held - own_holds(host))
+    if others:
+        state, release = hold
+        raise DriverError(
+            f"Cannot remove the driver: {', '.join(others)} is {state}, and not by this role; release with"
+            f" '{release} {' '.join(others)}' and repeat the run. Nothing was changed."
+        )
+    result.remove, result.unhold = list(there), sorted(held)
+    result.services = running_units(host, settings.services)
+    result.changed_needed = True
+    result.reasons.append(f"driver {result.installed_version} would be removed")
+
+
 def _removal(
     host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
 ) -> Plan:
-    """Everything of the driver goes; refuses while something uses a GPU that was not named to be stopped."""
-    os = facts["os"]
     there = sorted(
         name
         for name, package in packages.items()
         if names.is_driver_package(name) and package["status"] != "not-installed"
     )
-    result = Plan(action="remove" if there else "none", source=settings.source)
-    result.repository = source_files(host.root, None, os, settings.source, [])
+    result = Plan(source=settings.source)
+    result.repository = source_files(host.root, None, facts["os"], settings.source, [])
     result.installed_version = decide.installed_version(packages)
-    if not there:
-        result.changed_needed = bool(result.repository["files"])
-        return result
-    check_removal(host, settings, facts)
-    held = {name for name in there if packages[name]["held"]}
-    others = sorted(held - own_holds(host))
-    if others:
-        raise DriverError(
-            f"Cannot remove the driver: {', '.join(others)} is held, and not by this role; release with"
-            f" 'apt-mark unhold {' '.join(others)}' and repeat the run. Nothing was changed."
-        )
-    lost = sorted(name for name in apt.removed_with(host.run, there) if not names.is_driver_package(name))
+    fill_removal(result, there, ("held", "apt-mark unhold"), host, settings, facts, packages)
+    going = apt.removed_with(host.run, there) if there else set()
+    lost = sorted(name for name in going if not names.is_driver_package(name))
     if lost:
         raise DriverError(
             f"Cannot remove the driver: apt would remove {', '.join(lost)} with it; remove that by hand first, if it"
             " shall go. Nothing was changed."
         )
-    result.remove, result.unhold = there, sorted(held)
-    result.services = running_units(host, settings.services)
-    result.changed_needed = True
-    result.reasons.append(f"driver {result.installed_version} would be removed")
     return result

@@ -28,8 +28,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     Host,
     Plan,
     Planner,
-    check_removal,
     check_use,
+    fill_removal,
     own_holds,
     running_units,
 )
@@ -303,24 +303,9 @@ class RpmPlanner(Planner):
 def _removal(
     host: Host, settings: Settings, facts: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]
 ) -> RpmPlan:
-    """Everything of the driver goes; refuses while something uses a GPU that was not named to be stopped."""
-    there = sorted(name for name in packages if rpm_names.is_driver_rpm(name))
-    result = RpmPlan(action="remove" if there else "none", source=settings.source)
+    result = RpmPlan(source=settings.source)
     result.repository = source_state(host, None, [])
     result.installed_version = installed_rpm(packages).version
-    if not there:
-        result.changed_needed = bool(result.repository["files"])
-        return result
-    check_removal(host, settings, facts)
-    held = {name for name in there if packages[name]["held"]}
-    others = sorted(held - own_holds(host))
-    if others:
-        raise DriverError(
-            f"Cannot remove the driver: {', '.join(others)} is locked, and not by this role; release with 'dnf"
-            f" versionlock delete {' '.join(others)}' and repeat the run. Nothing was changed."
-        )
-    result.remove, result.unhold = there, sorted(held)
-    result.services = running_units(host, settings.services)
-    result.changed_needed = True
-    result.reasons.append(f"driver {result.installed_version} would be removed")
+    there = sorted(name for name in packages if rpm_names.is_driver_rpm(name))
+    fill_removal(result, there, ("locked", "dnf versionlock delete"), host, settings, facts, packages)
     return result
