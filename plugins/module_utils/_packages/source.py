@@ -54,8 +54,8 @@ class PackageSource:
 
 
 def without_password(uri: str) -> str:
-    """The address without user and password."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+    """The address, or a text with addresses, without user and password, which may hold an @ of its own."""
+    return re.sub(r"//[^/\s]*@", "//", uri)
 
 
 def fetch(url: str) -> bytes:

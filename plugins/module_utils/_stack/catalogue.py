@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_containers,
     checks_driver,
@@ -79,6 +80,17 @@ def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = ()) -> list
     ]
 
 
+def without_passwords(value: Any) -> Any:
+    """A nested value whose texts hold no password of an address: findings and stack are shown and kept."""
+    if isinstance(value, str):
+        return without_password(value)
+    if isinstance(value, Mapping):
+        return {key: without_passwords(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_passwords(item) for item in value]
+    return value
+
+
 def find(
     checks: Sequence[Check], facts: Mapping[str, Any], stack: Mapping[str, Any], intent: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -92,6 +104,7 @@ def find(
         evidence = check.detect(facts, stack, intent)
         if evidence is None:
             continue
+        evidence = without_passwords(evidence)
         message, remedy = say(check.sentence, evidence), say(check.remedy, evidence)
         findings.append(
             {
@@ -138,7 +151,7 @@ def check_host(
     return {
         "findings": find(checks, facts, stack, {**intent, "stage": stage}),
         "checked": [check.id for check in checks],
-        "stack": stack,
+        "stack": without_passwords(stack),
     }
 
 

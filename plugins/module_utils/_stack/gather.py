@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,11 +120,6 @@ def _cdi_specs(root: Path) -> list[dict[str, Any]]:
     return specs
 
 
-def _sources(root: Path) -> list[dict[str, str]]:
-    """Without the passwords that addresses of mirrors may hold: this is shown."""
-    return [{**source, "uri": re.sub(r"//[^/@]*@", "//", source["uri"])} for source in read_sources(root)]
-
-
 def _shown(daemon: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of daemon.json that matter here; others (proxies, log drivers) may hold passwords."""
     shown = {key: daemon[key] for key in DAEMON_KEYS if key in daemon}
@@ -229,7 +223,7 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
     return {
         "schema": SCHEMA,
         "packages": packages,
-        "sources": _sources(root),
+        "sources": read_sources(root),
         "foreign": foreign_installs(run, root, packages) if with_gpu else [],
         "dkms": _dkms(run, root) if with_gpu else [],
         "units": units,

@@ -66,6 +66,21 @@ def test_files_of_the_given_root_are_judged(capsys: pytest.CaptureFixture[str], 
     assert result["msg"].startswith("SOC-H78: /etc/docker/daemon.json is no valid JSON object")
 
 
+def test_no_password_of_an_address_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "etc/apt/sources.list.d/local.list"
+    path.parent.mkdir(parents=True)
+    address = "https://bob:top@secret@mirror.example/cuda/repos"
+    path.write_text(f"deb {address}/debian12/x86_64/ /\ndeb {address}/debian13/x86_64/ /\n", encoding="utf-8")
+    host = Host()
+    host.driver["error"] = "no answer from http://bob:secret@proxy.example"
+    result = run(capsys, tmp_path, host.facts, stage="all", intent={"class_problem": f"{address} is down; wait."})
+    assert {"SOC-H22", "SOC-H41", "SOC-H90"} <= {one["id"] for one in result["findings"]}
+    assert "https://mirror.example/cuda/repos/debian12/x86_64/" in result["msg"]
+    # What the caller gave comes back as it was given.
+    del result["invocation"]
+    assert "secret" not in json.dumps(result)
+
+
 def test_the_stage_decides_whether_what_is_there_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     host = Host()
     host.facts["toolkit"] = {"version": "1.19.0"}
