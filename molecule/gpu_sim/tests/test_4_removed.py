@@ -76,13 +76,6 @@ def test_removal_leaves_nothing_behind() -> None:
             id="a driver without packages",
         ),
         pytest.param(
-            "apt-mark hold dkms",
-            "apt-mark unhold dkms",
-            {},
-            ["dkms", "held", "apt-mark unhold dkms"],
-            id="a held package in the way",
-        ),
-        pytest.param(
             "true",
             "true",
             {"gpu_driver_flavour": "proprietary"},
