@@ -249,16 +249,40 @@ def check_version(settings: Settings, version: str, flavour: str, kernel: tuple[
         )
 
 
-def check_secure_boot(secure_boot: bool | None, signed: bool, enrolled: bool, ubuntu: bool) -> None:
+def key_steps(os: Mapping[str, Any]) -> str:
+    """How a host gets a key that DKMS signs with and its firmware knows; a clause.
+
+    A bare host has no key yet: DKMS makes one when it first builds a module.
+    """
+    install, key, make = "dkms and mokutil", "/var/lib/dkms/mok.pub", "dkms generate_mok"
+    if os.get("id") == "ubuntu":
+        install, key = "dkms, mokutil and shim-signed", "/var/lib/shim-signed/mok/MOK.der"
+        make = "update-secureboot-policy --new-key"
+    elif os.get("id") == "debian" and os.get("version_id") == "12":
+        # DKMS before 3.1 has no word for it; this is what it does at its first build.
+        make = (
+            "openssl req -new -x509 -newkey rsa:2048 -nodes -days 36500 -subj '/CN=DKMS module signing key'"
+            f" -outform DER -keyout /var/lib/dkms/mok.key -out {key}"
+        )
+    elif os.get("id") != "debian":
+        install = "dkms (of EPEL) and mokutil"
+    return (
+        f'install {install}, make the key with "{make}", enrol it with "mokutil --import {key}", reboot, confirm it at'
+        " the console, and repeat the run"
+    )
+
+
+def check_secure_boot(secure_boot: bool | None, signed: bool, enrolled: bool, os: Mapping[str, Any]) -> None:
     """Refuse modules that the kernel would not load: DKMS signs with a key that a person enrols at the console."""
     if not secure_boot or signed or enrolled:
         return
-    instead = ", or take Ubuntu's signed modules with gpu_driver_source: distribution" if ubuntu else ""
+    instead = ""
+    if os.get("id") == "ubuntu":
+        instead = ", or take Ubuntu's signed modules with gpu_driver_source: distribution"
     raise DriverError(
         "Cannot install the driver: Secure Boot is on, and modules that DKMS builds are signed with a key that this"
-        " host's firmware does not know, so the kernel would refuse them ('Key was rejected by service'); turn Secure"
-        " Boot off in the firmware, or enrol DKMS's key with 'mokutil --import' and confirm it at the console at the"
-        f" next boot{instead}. Nothing was changed."
+        " host's firmware does not know, so the kernel would refuse them ('Key was rejected by service');"
+        f" {key_steps(os)}; or turn Secure Boot off in the firmware{instead}. Nothing was changed."
     )
 
 
@@ -355,7 +379,7 @@ def check_sources(
         elif kind == "nvidia-cuda" and settings.source == "distribution":
             what = "NVIDIA's repository, while gpu_driver_source is distribution"
         elif kind == "nvidia-cuda" and uri.rstrip("/") != url.rstrip("/") and source["file"] != OWN_SOURCE:
-            what = f"another repository of NVIDIA than {url}"
+            what = f"another repository of NVIDIA than {without_password(url)}"
         else:
             continue
         raise DriverError(

@@ -203,9 +203,7 @@ class Planner:
         if self._kept() is not None:
             self._settle_for_installed()
             return result
-        decide.check_secure_boot(
-            self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os.get("id") == "ubuntu"
-        )
+        decide.check_secure_boot(self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os)
         self._check_held()
         result.changed_needed = True
         # Also where an upgrade then finds nothing newer.

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import key_steps
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     DriverPackages,
@@ -159,8 +160,7 @@ def rpm_packages(os: Mapping[str, Any], arch: str, kernel: str, wanted: Wanted) 
     if wanted.signed:
         raise DriverError(
             "Cannot install signed modules: for this distribution NVIDIA has modules that DKMS builds and signs with a"
-            " key of this host; enrol that key (mokutil --import /var/lib/dkms/mok.pub, then confirm it at the console"
-            " on the next boot), or turn Secure Boot off in the firmware."
+            f" key of this host; {key_steps(os)}; or turn Secure Boot off in the firmware."
         )
     is_open = wanted.flavour == "open"
     driver: tuple[str, ...]

@@ -204,7 +204,7 @@ class RpmPlanner(Planner):
             self._hold_only()
             self._look_at_loaded()
             return result
-        decide.check_secure_boot(self.facts.get("secure_boot"), False, self._is_enrolled(), False)
+        decide.check_secure_boot(self.facts.get("secure_boot"), False, self._is_enrolled(), self.os)
         self._check_held()
         result.changed_needed = True
         result.headers = list(self.wanted.headers)

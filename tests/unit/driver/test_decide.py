@@ -148,15 +148,34 @@ def test_open_modules_that_build(version: str) -> None:
     decide.check_version(Settings(version=version), version, "open", (6, 12, 118), False)
 
 
-def test_secure_boot_is_decided_before_anything_is_installed() -> None:
-    with pytest.raises(DriverError, match=r"Secure Boot is on.*mokutil --import.*Nothing was changed") as raised:
-        decide.check_secure_boot(True, signed=False, enrolled=False, ubuntu=False)
-    assert "Ubuntu" not in str(raised.value)
-    with pytest.raises(DriverError, match="gpu_driver_source: distribution"):
-        decide.check_secure_boot(True, signed=False, enrolled=False, ubuntu=True)
+@pytest.mark.parametrize(
+    ("os", "steps"),
+    [
+        (
+            {"id": "ubuntu", "version_id": "24.04"},
+            ("shim-signed", "update-secureboot-policy --new-key", "mokutil --import /var/lib/shim-signed/mok/MOK.der"),
+        ),
+        (
+            {"id": "debian", "version_id": "13"},
+            ("install dkms and mokutil", "dkms generate_mok", "mokutil --import /var/lib/dkms/mok.pub"),
+        ),
+        (
+            {"id": "debian", "version_id": "12"},
+            ("openssl req .* -keyout /var/lib/dkms/mok.key -out /var/lib/dkms/mok.pub", "mokutil --import"),
+        ),
+        ({"id": "rocky", "version_id": "9.6"}, ("EPEL", "dkms generate_mok", "mokutil --import /var/lib/dkms/mok.pub")),
+    ],
+)
+def test_secure_boot_names_the_steps_that_make_and_enrol_a_key(os: dict[str, str], steps: tuple[str, ...]) -> None:
+    with pytest.raises(DriverError, match="Secure Boot is on.*" + ".*".join(steps) + ".*Nothing was changed") as raised:
+        decide.check_secure_boot(True, signed=False, enrolled=False, os=os)
+    assert ("gpu_driver_source: distribution" in str(raised.value)) is (os["id"] == "ubuntu")
+
+
+def test_secure_boot_is_no_matter_where_the_kernel_loads_the_modules() -> None:
     for secure_boot, signed, enrolled in [(False, False, False), (None, False, False), (True, True, False)]:
-        decide.check_secure_boot(secure_boot, signed, enrolled, True)
-    decide.check_secure_boot(True, signed=False, enrolled=True, ubuntu=False)
+        decide.check_secure_boot(secure_boot, signed, enrolled, {"id": "ubuntu"})
+    decide.check_secure_boot(True, signed=False, enrolled=True, os={"id": "debian"})
 
 
 def package(version: str, status: str = "installed") -> dict[str, Any]:
@@ -211,7 +230,7 @@ def source(kind: str, uri: str, file: str = "/etc/apt/sources.list.d/x.list") ->
 )
 def test_sources_that_do_not_mix(entry: dict[str, str], settings: dict[str, str], words: str) -> None:
     with pytest.raises(DriverError, match=rf"x\.list names .*{words}") as raised:
-        decide.check_sources(Settings(**settings), NONE, [entry], [], URL)
+        decide.check_sources(Settings(**settings), NONE, [entry], [], URL.replace("//", "//me:pw@"))
     assert "pw" not in str(raised.value)
 
 
