@@ -25,6 +25,11 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
+from ansible_collections.socle.inference.plugins.module_utils._driver.users import (
+    MONITORING_UNITS,
+    foreign_users,
+    reload_victims,
+)
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -38,9 +43,6 @@ LEDGER = "var/lib/socle/gpu_driver.json"
 
 MOK_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
 """Where DKMS of Ubuntu and of Debian keeps the public half of its signing key."""
-
-GPU_UNITS = ("nvidia-dcgm.service", "dcgm.service", "dcgm-exporter.service")
-"""Units beside the instances that hold the modules in use."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def own_holds(host: Host) -> set[str]:
 def running_units(host: Host, asked: Sequence[str]) -> list[str]:
     """Units that use the GPUs and run: those *asked* for, else the instances; and NVIDIA's monitoring."""
     named = [name if name.endswith((".service", ".target", ".slice")) else f"{name}.service" for name in asked]
-    patterns = [*(named or ["vllm-*.service"]), *GPU_UNITS]
+    patterns = [*(named or ["vllm-*.service"]), *MONITORING_UNITS]
     command = ["systemctl", "list-units", "--type=service", "--state=active,activating,reloading", "--plain"]
     answer = host.run([*command, "--no-legend", *patterns])
     lines = answer[1].splitlines() if answer and answer[0] == 0 else []
@@ -271,9 +273,47 @@ class Planner:
         """The packages may be right and another driver run: after unattended upgrades, or a run without its reboot."""
         params = self.host.read(self.host.proc_root / "driver/nvidia/params")
         different = options_that_differ(self.settings.module_options, params)
-        self.result.reboot = vars_of(reboot.activation(facts_state(self.facts, {}), different))
-        if self.result.reboot["action"] != "none":
+        state = facts_state(self.facts)
+        wish = reboot.activation(state, different)
+        if wish.action != "none":
             self.result.services = running_units(self.host, self.settings.services)
+            wish = reboot.activation(state, different, self._foreign_users(wish.reason))
+        self.result.reboot = vars_of(wish)
+
+    def _foreign_users(self, why: str) -> list[str]:
+        """Processes that the run does not stop by itself; raises DriverError for them unless force is set."""
+        users = foreign_users(self.host.run, self.host.proc_root, self.facts["gpus"], self.result.services)
+        if users and self.settings.reboot != "force":
+            raise DriverError(
+                f"Cannot change the driver ({why}): {_some(users)} {'uses' if len(users) == 1 else 'use'} a GPU and"
+                " would be ended by it; end that first, or name its unit in gpu_driver_services, and repeat the run; or"
+                " set gpu_driver_reboot: force, which changes the driver and reboots all the same. Nothing was changed."
+            )
+        return users
+
+    def _check_reload(self, why: str) -> None:
+        """Packages with units have systemd read all units anew, which takes the GPUs from some containers."""
+        if self.settings.reboot == "force" or not any(self._differs(argument) for argument in self.result.install):
+            return
+        toolkit = (self.facts.get("toolkit") or {}).get("version")
+        victims = reload_victims(self.host.run, self.host.root, toolkit, self.result.services)
+        if victims:
+            raise DriverError(
+                f"Cannot change the driver ({why}): its packages have systemd read its units anew, which takes the GPUs"
+                f" from Docker containers of the legacy hook, and {_some(victims)}"
+                f" {'is' if len(victims) == 1 else 'are'} running; stop them first, or start them with --device nvidia.com/gpu=..., and repeat the run; or set"
+                " gpu_driver_reboot: force. Nothing was changed."
+            )
+
+    def _differs(self, argument: str) -> bool:
+        """Whether a package that is named for installation changes more than the pin, which is one file of apt."""
+        name, _equals, version = argument.partition("=")
+        if name == self.result.pin:
+            return False
+        package = self.packages.get(name)
+        if package is None or package["status"] != "installed":
+            return True
+        return bool(version) and upstream(version.rstrip("*")) != upstream(package["version"])
 
     def _is_enrolled(self) -> bool:
         if not self.facts.get("secure_boot") or self.signed:
@@ -306,19 +346,21 @@ class Planner:
         """What a run would do where the repository is not there yet: names, without versions of a branch."""
         settings, result = self.settings, self.result
         result.final = False
-        result.version = settings.version or None
+        kept = self.installed.version if decide.keeps(settings, self.installed) else None
+        version = kept or settings.version
+        result.version = version or None
         result.remove = []
-        if settings.version:
-            decide.check_direction(settings, self.installed, settings.version)
-            decide.check_version(settings, settings.version, str(result.flavour), self.release, self.signed)
-        end = f"={settings.version}*" if settings.version else f"={settings.branch}.*"
+        if version:
+            decide.check_direction(settings, self.installed, version)
+            decide.check_version(settings, version, str(result.flavour), self.release, self.signed)
+        end = f"={version}*" if version else f"={settings.branch}.*"
         result.install = [
             *([self.wanted.pin] if self.wanted.pin else []),
             *(name + end for name in self.wanted.exact),
             *self.wanted.independent,
             *(name for name in self.wanted.headers if not is_installed(self.packages, name)),
         ]
-        self._name_action(settings.version or f"{settings.branch}, the newest")
+        self._name_action(version or f"{settings.branch}, the newest")
 
     def _transaction(self, sources: Sequence[Mapping[str, str]], url: str) -> None:
         """The exact packages, and apt's word that they can be installed."""
@@ -461,12 +503,22 @@ class Planner:
                 "complete": f"parts of driver {installed.version} are missing",
             }[result.action]
         )
-        busy = [] if result.services else _foreign_users(self.facts["gpus"])
-        state = facts_state(self.facts, {})
-        if result.action == "complete" and state.loaded == result.version:
-            return
-        expected = reboot.prediction(state, target, busy)
-        result.reboot = vars_of(expected)
+        why = result.reasons[-1]
+        state = facts_state(self.facts)
+        if result.action == "complete" and self._runs(state):
+            # What is loaded stays, so that nothing that uses it need stop.
+            result.services = []
+        else:
+            result.reboot = vars_of(reboot.prediction(state, target, self._foreign_users(why)))
+        self._check_reload(why)
+
+    def _runs(self, state: reboot.State) -> bool:
+        """Whether the wanted driver is the loaded one, and stays it."""
+        return (
+            state.loaded is not None
+            and state.loaded == state.disk == self.result.version
+            and state.loaded_flavour in (None, self.result.flavour)
+        )
 
 
 def vars_of(activation: reboot.Activation) -> dict[str, str]:
@@ -474,8 +526,8 @@ def vars_of(activation: reboot.Activation) -> dict[str, str]:
     return {"action": activation.action, "reason": activation.reason}
 
 
-def facts_state(facts: Mapping[str, Any], users: Mapping[str, int]) -> reboot.State:
-    """The state of the modules from gpu_facts."""
+def facts_state(facts: Mapping[str, Any]) -> reboot.State:
+    """The state of the modules from gpu_facts, which do not tell their users."""
     driver = facts["driver"]
     return reboot.State(
         kernel=facts["kernel"],
@@ -486,17 +538,13 @@ def facts_state(facts: Mapping[str, Any], users: Mapping[str, int]) -> reboot.St
         next_kernel=driver.get("next_kernel"),
         next_disk=driver.get("next_disk_version"),
         nouveau=bool(driver.get("nouveau")),
-        users=users,
+        users={},
     )
 
 
-def _foreign_users(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = {
-        f"process {process['pid']} ({process.get('name') or 'unknown'})"
-        for gpu in gpus
-        for process in gpu.get("processes") or ()
-    }
-    return sorted(found)
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _pins(offers: Mapping[str, Sequence[str]], host: Host, url: str) -> list[str]:
@@ -525,12 +573,15 @@ def check_removal(host: Host, settings: Settings, facts: Mapping[str, Any]) -> N
     """Refuse to take the driver from under what uses it and was not named to be stopped."""
     named = {name.partition(".service")[0] for name in settings.services}
     kept = [
-        unit for unit in running_units(host, ()) if unit not in GPU_UNITS and unit.partition(".service")[0] not in named
+        unit
+        for unit in running_units(host, ())
+        if unit not in MONITORING_UNITS and unit.partition(".service")[0] not in named
     ]
-    users = [] if settings.services or kept else _foreign_users(facts["gpus"])
+    stopped = running_units(host, settings.services) if settings.services else ()
+    users = [] if kept else foreign_users(host.run, host.proc_root, facts["gpus"], stopped)
     if kept or users:
         raise DriverError(
-            f"Cannot remove the driver: {', '.join(kept or users)} {'uses' if len(kept or users) == 1 else 'use'} it;"
+            f"Cannot remove the driver: {_some(kept or users)} {'uses' if len(kept or users) == 1 else 'use'} it;"
             f" stop {'it' if len(kept or users) == 1 else 'them'} first"
             f"{', or name the units in gpu_driver_services, which stops them' if kept else ''}. Nothing was changed."
         )

@@ -37,8 +37,11 @@ class Activation:
     reason: str
 
 
-def activation(state: State, options_differ: Sequence[str] = ()) -> Activation:
-    """What makes the driver on disk the running one, once the units that use the GPUs are stopped."""
+def activation(state: State, options_differ: Sequence[str] = (), others: Sequence[str] = ()) -> Activation:
+    """What makes the driver on disk the running one, once the units that use the GPUs are stopped.
+
+    *others* names what else uses them.
+    """
     if state.disk is None:
         if state.next_disk is not None and state.next_kernel != state.kernel:
             return Activation(
@@ -59,7 +62,7 @@ def activation(state: State, options_differ: Sequence[str] = ()) -> Activation:
         why = f"the loaded module has other values of {', '.join(options_differ)}"
     if why is None:
         return Activation("none", f"module {state.loaded} is loaded")
-    busy = [f"{name} ({count})" for name, count in sorted(state.users.items()) if count > 0]
+    busy = [*(f"{name} ({count})" for name, count in sorted(state.users.items()) if count > 0), *others]
     if busy:
         return Activation("reboot", f"{why}, and the modules are in use: {', '.join(busy)}")
     return Activation("load", why)

@@ -349,3 +349,87 @@ def test_ubuntu_without_secure_boot_builds(fake: FakeHost) -> None:
     found = planned(fake, ubuntu(), source="distribution")
     assert "nvidia-dkms-580-server-open=580.159.03-0ubuntu0.24.04.1" in found.install
     assert "linux-headers-generic" in found.install
+
+
+def busy(fake: FakeHost, told: dict[str, Any], pid: int = 77, unit: str = "train.service") -> dict[str, Any]:
+    """The facts with a process on the first GPU."""
+    fake.write(f"proc/{pid}/cgroup", f"0::/system.slice/{unit}\n")
+    told["gpus"][0]["processes"].append({"pid": pid, "name": "python3", "memory_mib": 9})
+    return told
+
+
+def upgradable(fake: FakeHost) -> dict[str, Any]:
+    fake.add_source()
+    fake.install("580.126.09")
+    fake.active = {"vllm-chat.service"}
+    told = loaded("580.126.09")
+    told["gpus"][0]["processes"] = []
+    return busy(fake, told, 76, "vllm-chat.service")
+
+
+def test_an_upgrade_does_not_end_what_somebody_else_runs(fake: FakeHost) -> None:
+    told = upgradable(fake)
+    found = planned(fake, told, upgrade=True)
+    assert found.reboot["action"] == "load", "the instance is stopped, so that nothing uses the module"
+    told = busy(fake, told)
+    for mode in ("auto", "never"):
+        with pytest.raises(DriverError, match=r"process 77 \(python3 of train\.service\) uses a GPU.*: force"):
+            planned(fake, told, upgrade=True, reboot=mode)
+    found = planned(fake, told, upgrade=True, reboot="force")
+    assert "a reboot would be needed because module 580.126.09 is loaded" in summary(found)
+    assert "process 77" in summary(found)
+
+
+def test_a_pending_reload_does_not_end_what_somebody_else_runs(fake: FakeHost) -> None:
+    fake.install("580.178.04", held=True)
+    told = loaded("580.178.04")
+    told["driver"]["version"] = "580.126.09"
+    told["gpus"][0]["processes"] = []
+    assert planned(fake, told).reboot["action"] == "load"
+    with pytest.raises(DriverError, match=r"module 580\.126\.09 is loaded and 580\.178\.04 is installed\): process 77"):
+        planned(fake, busy(fake, told))
+    found = planned(fake, told, reboot="force")
+    assert found.reboot["action"] == "reboot" and "in use: process 77" in found.reboot["reason"]
+
+
+def test_adopting_a_driver_that_runs_stops_nothing(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", pin=None)
+    fake.active = {"vllm-chat.service"}
+    told = busy(fake, loaded("580.126.09"))
+    found = planned(fake, told)
+    assert found.action == "complete" and found.install[0] == "nvidia-driver-pinning-580"
+    assert found.services == [] and found.reboot["action"] == "none"
+    (fake.root / "etc/apt/sources.list.d/socle-nvidia-cuda.sources").unlink()
+    found = planned(fake, told)
+    assert (found.action, found.version, found.services, found.final) == ("complete", "580.126.09", [], False)
+    told["driver"]["version"] = "580.95.05"
+    told["gpus"][0]["processes"] = []
+    assert planned(fake, told).services == ["vllm-chat.service"], "another module is loaded, and has to go"
+
+
+def legacy_container(fake: FakeHost) -> None:
+    """A container of somebody else that gets its GPUs by the legacy hook."""
+
+    def docker(command: list[str]) -> tuple[int, str, str]:
+        if command[1] == "inspect":
+            return 0, json.dumps(["/tgi", "runc", [{"Driver": "", "Capabilities": [["gpu"]]}], []]) + "\n", ""
+        return 0, "systemd\n" if command[1] == "info" else "c0ffee tgi\n", ""
+
+    fake._docker = docker  # type: ignore[attr-defined]
+
+
+def test_no_package_takes_the_gpus_from_a_container_of_the_legacy_hook(fake: FakeHost) -> None:
+    told = upgradable(fake)
+    legacy_container(fake)
+    with pytest.raises(DriverError, match=r"Docker containers of the legacy hook, and tgi is running; stop"):
+        planned(fake, told, upgrade=True)
+    assert planned(fake, told, upgrade=True, reboot="force").action == "upgrade"
+    del fake.packages["nvidia-driver-pinning-580"]
+    assert planned(fake, told).action == "complete", "the pin is one file of apt"
+
+
+def test_removal_tells_of_what_is_not_stopped(fake: FakeHost) -> None:
+    told = busy(fake, upgradable(fake))
+    with pytest.raises(DriverError, match=r"process 77 \(python3 of train\.service\) uses it"):
+        planned(fake, told, state="absent", services=("vllm-chat",))
