@@ -66,7 +66,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result, fields
 
 
 def main() -> None:
@@ -80,16 +80,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    source = AptRepository(
-        name=params["name"],
-        uri=params["uri"] or "",
-        key_url=params["key_url"] or "",
-        suites=params["suites"],
-        components=params["components"],
-        replaces=params["replaces"],
-        expect=params["expect"],
-        variable=params["variable"],
-    )
+    source = AptRepository(**fields(params), suites=params["suites"], components=params["components"])
     sources = AptSource(run, Files())
     try:
         bring = sources.present if params["state"] == "present" else sources.absent

@@ -59,7 +59,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, DnfSource
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result, fields
 
 
 def main() -> None:
@@ -68,18 +68,10 @@ def main() -> None:
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
-    params = module.params
-    source = DnfRepository(
-        name=params["name"],
-        uri=params["uri"] or "",
-        key_url=params["key_url"] or "",
-        replaces=tuple(params["replaces"]),
-        expect=params["expect"],
-        variable=params["variable"],
-    )
+    source = DnfRepository(**fields(module.params))
     sources = DnfSource(run_command, Files())
     try:
-        bring = sources.present if params["state"] == "present" else sources.absent
+        bring = sources.present if module.params["state"] == "present" else sources.absent
         result = bring(source, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)

@@ -134,21 +134,12 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan_as_is, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
-from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
+from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "facts": {"type": "dict", "required": True},
-            "settings": {"type": "dict", "default": {}, "options": SETTINGS, "apply_defaults": True},
-            "root": {"type": "path", "default": "/"},
-            "sys_root": {"type": "path", "default": "/sys"},
-            "proc_root": {"type": "path", "default": "/proc"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     facts = module.params["facts"]
     make = rpm_plan if is_rpm_system(facts["os"]) else plan_as_is
     try:

@@ -72,7 +72,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, plan_as_is, summary
-from ansible_collections.socle.inference.plugins.module_utils._driver.runner import SETTINGS, host_of, settings_of
+from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import fetch
@@ -81,13 +81,9 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "facts": {"type": "dict", "required": True},
-            "settings": {"type": "dict", "default": {}, "options": SETTINGS, "apply_defaults": True},
+            **ARGUMENTS,
             "key": {"type": "str", "default": "", "no_log": False},
             "remove": {"type": "bool", "default": False},
-            "root": {"type": "path", "default": "/"},
-            "sys_root": {"type": "path", "default": "/sys"},
-            "proc_root": {"type": "path", "default": "/proc"},
         },
         supports_check_mode=True,
     )

@@ -61,6 +61,15 @@ SETTINGS = {
 }
 """The argument spec of the option settings, which the role hands to every module."""
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "facts": {"type": "dict", "required": True},
+    "settings": {"type": "dict", "default": {}, "options": SETTINGS, "apply_defaults": True},
+    "root": {"type": "path", "default": "/"},
+    "sys_root": {"type": "path", "default": "/sys"},
+    "proc_root": {"type": "path", "default": "/proc"},
+}
+"""The argument spec of the options that fragments gpu_driver and roots document."""
+
 
 def settings_of(module: Any) -> Settings:
     """The option settings as decisions take it."""

@@ -53,6 +53,13 @@ class PackageSource:
     """What the user changes when the address is wrong."""
 
 
+def fields(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a PackageSource from a module's parameters."""
+    names = ("name", "uri", "key_url", "replaces", "expect", "variable")
+    # Address and key are left out where the source shall be absent.
+    return {name: "" if params[name] is None else params[name] for name in names}
+
+
 def without_password(uri: str) -> str:
     """The address, or a text with addresses, without user and password, which may hold an @ of its own."""
     return re.sub(r"//[^/\s]*@", "//", uri)

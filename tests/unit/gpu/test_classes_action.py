@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu.classes impor
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
+from tests.support.playbook import play
 from tests.unit.gpu.hosts import DRIVER, FIXTURES, PRODUCTS, SMI_TOPO, SMI_XML, Host
 
 ROOT = Path(__file__).parents[3]
@@ -133,23 +132,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
     (folder / "play.yml").write_text(PLAY, encoding="utf-8")
     (folder / "ansible.cfg").write_text("[defaults]\n", encoding="utf-8")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "play.yml", "-i", "hosts.json", "--check", "-f", "4"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_NOCOLOR": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "{" in done.stdout, done.stderr
-    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    _done, tasks = play(folder, "play.yml", "-i", "hosts.json", "--check", "-f", "4")
     return {
         name: {"facts": tasks[0]["hosts"][name], "planned": tasks[1]["hosts"].get(name, {}).get("errors")}
         for name in hosts

@@ -333,3 +333,23 @@ def test_removal_of_a_source_takes_the_key_too(commands: Commands, tmp_path: Pat
     assert sources.absent(TOOLKIT, check=True)["changed"] and written(tmp_path)
     assert sources.absent(TOOLKIT)["changed"] and written(tmp_path) == {}
     assert not sources.absent(TOOLKIT)["changed"]
+
+
+def test_no_message_of_a_source_shows_the_password_of_its_address(commands: Commands, tmp_path: Path) -> None:
+    address = "https://someone:secret@mirror.example/stable/deb"
+    source = AptRepository("x", address, f"{address}/key", expect={"nvidia-container-toolkit": "1.20.0-1"})
+    told = []
+    for web, answer in (
+        (Web(OSError("timed out")), policy("1.20.0-1")),
+        (Web(b"<html>"), policy("1.20.0-1")),
+        (Web(), policy("1.18.2-1")),
+    ):
+        commands.on("apt-cache", "policy", out=answer)
+        with pytest.raises(PackageError) as caught:
+            AptSource(commands, Files(), tmp_path, web).present(source)
+        told.append(f"{caught.value} {caught.value.fields}")
+    commands.on("update", rc=100, err=f"E: Failed to fetch {address}/InRelease  401  Unauthorized\n")
+    with pytest.raises(PackageError, match="401") as caught:
+        AptSource(commands, Files(), tmp_path, Web()).present(source)
+    told.append(f"{caught.value} {caught.value.fields}")
+    assert all("mirror.example" in text and "secret" not in text for text in told)

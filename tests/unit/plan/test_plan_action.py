@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from ansible_collections.socle.inference.plugins.action import vllm_plan
 from ansible_collections.socle.inference.plugins.module_utils._engine import unit
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PlanError
+
+from tests.support.playbook import play
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-very-secret-0815"
@@ -44,26 +45,8 @@ def ansible(
     folder: Path, *arguments: str, playbook: str = "play.yml", host: str | None = "gpu1"
 ) -> tuple[int, dict[str, Any], str]:
     """(return code, results by task number, all output)"""
-    done = subprocess.run(
-        [
-            *[str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", "hosts.yml"],
-            *["--vault-password-file", "vault.pass", *arguments],
-        ],
-        cwd=folder,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_NOCOLOR": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "{" in done.stdout, done.stderr
-    shown = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    words = [playbook, "-i", "hosts.yml", "--vault-password-file", "vault.pass", *arguments]
+    done, shown = play(folder, *words, timeout_s=120)
     tasks = [task["hosts"][host] for task in shown] if host else []
     return done.returncode, dict(enumerate(tasks)), done.stdout + done.stderr
 
