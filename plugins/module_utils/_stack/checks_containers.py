@@ -630,8 +630,8 @@ CHECKS = (
         (AFTER,),
         "SELinux enforcing, and the boolean container_use_devices off.",
         "SELinux is enforcing and {boolean} is off: containers with SELinux labels get 'NVML: Insufficient"
-        " Permissions'.",
-        "Run 'setsebool -P {boolean} on', or start containers with label=disable.",
+        " Permissions'. Instances of socle on GPUs run without such labels and are not affected.",
+        "Start other containers with --security-opt label=disable, or run 'setsebool -P {boolean} on'.",
         selinux,
     ),
     Check(

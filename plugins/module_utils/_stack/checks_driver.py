@@ -41,8 +41,13 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import upstream_version
 
-FOREIGN_RPM_SOURCES = ("negativo17.org", "rpmfusion", "elrepo")
-"""Third-party repositories that carry builds of the driver under NVIDIA's package names."""
+FOREIGN_RPM_SOURCES = {
+    "negativo17.org": None,
+    "rpmfusion": re.compile(r"akmod-nvidia\S*|xorg-x11-drv-nvidia\S*"),
+    "elrepo": re.compile(r"kmod-nvidia(-\d+xx)?|nvidia-x11-drv\S*"),
+}
+"""Third-party repositories with other builds of the driver -> names of their packages, which alone show that one came
+from there; None where the names are NVIDIA's own, so that the repository itself is in the way."""
 
 RPM_HEADERS = ("kernel-devel-matched", "kernel-devel")
 
@@ -156,6 +161,14 @@ def dkms_not_installed(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     return {"module": module, "state": worst["state"], "kernel": kernel, "error": error, "log": log}
 
 
+def _brings_driver(source: Tree, stack: Tree) -> bool:
+    """Whether a third-party repository has given this host a driver, or would mix its own into NVIDIA's."""
+    for name, packages in FOREIGN_RPM_SOURCES.items():
+        if name in source["uri"]:
+            return packages is None or any(packages.fullmatch(found) for found in tree(stack, "packages"))
+    return False
+
+
 def mixed_sources(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     sources = stack.get("sources") or []
 
@@ -163,7 +176,7 @@ def mixed_sources(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
         return [source for source in sources if source["kind"] == kind]
 
     other: list[Any] = [source for source in of("ppa") if "graphics-drivers" in source["uri"]]
-    other += [source for source in of("other") if any(name in source["uri"] for name in FOREIGN_RPM_SOURCES)]
+    other += [source for source in of("other") if _brings_driver(source, stack)]
     folders = {match.group(1) for source in of("nvidia-cuda") if (match := re.search(r"/repos/([^/]+)", source["uri"]))}
     if of("nvidia-cuda"):
         other += of("nvidia-local")
@@ -248,9 +261,20 @@ def persistenced_down(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     return {"active": unit.get("active"), "why": why}
 
 
+def _reserved(facts: Tree) -> list[Tree]:
+    return [gpu for gpu in gpus(facts) if gpu.get("bound_driver") not in (None, "nvidia", "nouveau")]
+
+
 def other_driver(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    found = [gpu for gpu in gpus(facts) if gpu.get("bound_driver") not in (None, "nvidia", "nouveau")]
-    return those(found, driver=found[0]["bound_driver"]) if found else None
+    found = _reserved(facts)
+    return those(found, driver=found[0]["bound_driver"]) if found and len(found) == len(gpus(facts)) else None
+
+
+def other_driver_for_some(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    found = _reserved(facts)
+    if not found or len(found) == len(gpus(facts)):
+        return None
+    return those(found, driver=found[0]["bound_driver"], left=len(gpus(facts)) - len(found), total=len(gpus(facts)))
 
 
 def nouveau(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -500,7 +524,8 @@ CHECKS = (
         "Driver packages from several sources",
         ERROR,
         (BEFORE,),
-        "Package sources: PPA, local repository, third-party or a second CUDA repository beside the wanted one.",
+        "Package sources: PPA, local repository, a second CUDA repository, negativo17; RPM Fusion and ELRepo with a"
+        " driver package of theirs.",
         "The driver is to come from source '{wanted}', but this host also has {sources}: mixed packages end in 'held"
         " broken packages'.",
         "Remove the file {file} and packages that came from there, or set gpu_driver_source to what is meant.",
@@ -615,10 +640,10 @@ CHECKS = (
     ),
     Check(
         "SOC-H64",
-        "Another kernel driver owns the GPU",
+        "Another kernel driver owns the GPUs",
         ERROR,
         BOTH,
-        "Kernel driver that PCI shows for the GPU.",
+        "Kernel driver that PCI shows for each GPU: all have another one.",
         "{driver} drives {gpus}, expected nvidia: it is reserved, mostly for a virtual machine.",
         "Give it back (vfio-pci.ids= of the kernel command line, /etc/modprobe.d, the virtual machine's"
         " configuration) and"
@@ -729,6 +754,17 @@ CHECKS = (
         "There is no NVIDIA driver for {gpus}.",
         "Run playbook provision.yml.",
         no_driver,
+    ),
+    Check(
+        "SOC-H95",
+        "Another kernel driver owns some of the GPUs",
+        WARNING,
+        BOTH,
+        "Kernel driver that PCI shows for each GPU: some have another one.",
+        "{driver} drives {gpus}, mostly for a virtual machine; instances get the other GPUs ({left} of {total}).",
+        "If this is not meant, give it back (vfio-pci.ids= of the kernel command line, /etc/modprobe.d, the virtual"
+        " machine's configuration) and reboot.",
+        other_driver_for_some,
     ),
 )
 """Checks of the driver, by id."""

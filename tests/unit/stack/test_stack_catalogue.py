@@ -330,9 +330,9 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         lambda h: h.gpus(bound_driver=None),
     ),
     "SOC-H64": (
-        lambda h: h.gpu.update(bound_driver="vfio-pci"),
+        lambda h: h.gpus(bound_driver="vfio-pci"),
         "vfio-pci drives",
-        lambda h: h.gpu.update(bound_driver="nouveau"),
+        lambda h: h.gpu.update(bound_driver="vfio-pci"),
     ),
     "SOC-H65": (
         lambda h: h.stack["foreign"].append({"kind": "runfile", "evidence": "/usr/bin/nvidia-uninstall"}),
@@ -425,7 +425,7 @@ CASES: dict[str, tuple[Change, str, Change]] = {
     ),
     "SOC-H82": (
         lambda h: h.stack.update(selinux={"mode": "enforcing", "container_use_devices": False}),
-        "setsebool -P container_use_devices on",
+        "Start other containers with --security-opt label=disable, or run 'setsebool -P container_use_devices on'",
         lambda h: h.stack.update(selinux={"mode": "enforcing", "container_use_devices": True}),
     ),
     "SOC-H83": (
@@ -477,6 +477,11 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         lambda h: (h.set_driver(None), h.stack.update(packages={})),
         "There is no NVIDIA driver for each of 2 GPUs",
         lambda h: h.driver.update(version=None),
+    ),
+    "SOC-H95": (
+        lambda h: h.gpu.update(bound_driver="vfio-pci"),
+        "instances get the other GPUs (1 of 2)",
+        lambda h: h.gpu.update(bound_driver="nouveau"),
     ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
@@ -723,6 +728,26 @@ def test_mixed_sources_are_known_in_all_their_forms() -> None:
     assert findings(host, "SOC-H22") == []
     host.intent["driver_source"] = "distribution"
     assert findings(host, "SOC-H22")
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("https://mirrors.rpmfusion.org/metalink?repo=nonfree-el-9&arch=x86_64", "akmod-nvidia"),
+        ("https://mirrors.rpmfusion.org/metalink?repo=nonfree-el-9&arch=x86_64", "xorg-x11-drv-nvidia-cuda"),
+        ("http://mirrors.elrepo.org/mirrors-elrepo.el9", "kmod-nvidia"),
+        ("http://mirrors.elrepo.org/mirrors-elrepo.el9", "kmod-nvidia-470xx"),
+        ("http://mirrors.elrepo.org/mirrors-elrepo.el9", "nvidia-x11-drv-libs"),
+    ],
+)
+def test_a_third_party_repository_is_in_the_way_with_a_driver_of_it_only(uri: str, name: str) -> None:
+    """Many hosts have these repositories for other things, such as ffmpeg or a network driver."""
+    host = Host()
+    host.source(uri, "other", "/etc/yum.repos.d/third.repo")
+    host.packages["kmod-nvidia-580.159.04-5.14.0-611"] = package()
+    assert findings(host, "SOC-H22") == []
+    host.packages[name] = package()
+    assert [one["severity"] for one in findings(host, "SOC-H22")] == ["error"]
 
 
 def in_the_document(template: str) -> str:
