@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import Repository
@@ -22,51 +22,93 @@ COMPONENTS_SOURCE = "/etc/apt/sources.list.d/socle-debian-components.sources"
 HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
 
 
-def missing_components(texts: Mapping[str, str], wanted: Sequence[str]) -> str:
+def list_name(uri: str, suite: str) -> str:
+    """How apt names the Release file of a source below /var/lib/apt/lists."""
+    place = re.sub(r"^(?:(mirror\+[a-z]+:)|[a-z]+:)//", lambda match: match.group(1) or "", uri.rstrip("/"))
+    place = re.sub(r"^[^/@]*@", "", place)
+    return "_".join([*place.replace("_", "%5f").split("/"), "dists", *suite.strip("/").split("/")])
+
+
+def origin(root: Path, uri: str, suite: str) -> str | None:
+    """The origin that a source's Release file names, "Debian" for Debian's archive and its mirrors.
+
+    None where apt has not read the source yet.
+    """
+    for end in ("InRelease", "Release"):
+        path = root / "var/lib/apt/lists" / f"{list_name(uri, suite)}_{end}"
+        if path.is_file():
+            found = re.search(r"^Origin:\s*(.+?)\s*$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+            return found.group(1) if found else ""
+    return None
+
+
+def is_debian_archive(uri: str, keys: str, told: str | None) -> bool:
+    """Whether a source is Debian's archive: by the origin *told*, else by its host, else by its path and *keys*.
+
+    Vendors call their own repositories ".../debian" too, and sign them with a key of their own.
+    """
+    if told is not None:
+        return told in ("Debian", "Debian Backports")
+    if re.match(r"[a-z+]+://([^/@]*@)?([\w.-]+\.)?debian\.org(:\d+)?/", uri):
+        return True
+    named = re.search(r"/debian(-security|-backports)?(\.list)?/?$", uri)
+    return named is not None and (not keys or "debian-archive" in keys)
+
+
+KEPT_FIELDS = {
+    "architectures": "Architectures",
+    "arch": "Architectures",
+    "signed-by": "Signed-By",
+    "trusted": "Trusted",
+    "check-valid-until": "Check-Valid-Until",
+}
+"""Fields that a second source of the same address must repeat; "arch" is the word of the one-line form."""
+
+
+def missing_components(
+    texts: Mapping[str, str], wanted: Sequence[str], told: Callable[[str, str], str | None] = lambda _uri, _suite: None
+) -> str:
     """A deb822 file that adds *wanted* components to the Debian archives in *texts* (file name -> content).
 
     "" where all are there. The same addresses, suites and keys are named again, so that no file of somebody else is
-    edited, and only with the components that are missing.
+    edited, and only with the components that are missing. *told* gives the origin of an address and suite.
     """
+    places: list[tuple[str, str, Mapping[str, str]]] = []
     found: dict[tuple[str, str], set[str]] = {}
-    stanzas = []
     for name, text in sorted(texts.items()):
         for fields in sources_list.parse(name, text):
             for uri in fields.get("uris", "").split():
                 for suite in fields.get("suites", "").split():
+                    if not is_debian_archive(uri, fields.get("signed-by", ""), told(uri, suite)):
+                        continue
+                    places.append((uri, suite, fields))
                     found.setdefault((uri.rstrip("/"), suite), set()).update(fields.get("components", "").split())
-            stanzas.append(fields)
     added, done = [], set()
-    for fields in stanzas:
-        for uri in fields.get("uris", "").split():
-            for suite in fields.get("suites", "").split():
-                place = (uri.rstrip("/"), suite)
-                missing = [component for component in wanted if component not in found[place]]
-                if place in done or not missing or "main" not in found[place]:
-                    continue
-                done.add(place)
-                lines = [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {' '.join(missing)}"]
-                if fields.get("signed-by"):
-                    lines.append(f"Signed-By: {fields['signed-by']}")
-                if fields.get("trusted"):
-                    lines.append(f"Trusted: {fields['trusted']}")
-                added.append("\n".join(lines) + "\n")
+    for uri, suite, given in places:
+        place = (uri.rstrip("/"), suite)
+        missing = [component for component in wanted if component not in found[place]]
+        if place in done or not missing or "main" not in found[place]:
+            continue
+        done.add(place)
+        lines = [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {' '.join(missing)}"]
+        for key, title in KEPT_FIELDS.items():
+            if given.get(key):
+                value = given[key].replace(",", " ") if title == "Architectures" else given[key]
+                lines.append(f"{title}: {value}")
+        added.append("\n".join(lines) + "\n")
     return HEADER + "\n".join(added) if added else ""
 
 
-def _debian_files(root: Path) -> dict[str, str]:
+def _other_files(root: Path) -> dict[str, str]:
     """Package sources other than ours."""
     folder = root / "etc/apt"
     paths = [folder / "sources.list", *(folder / "sources.list.d").glob("*.list")]
     paths += (folder / "sources.list.d").glob("*.sources")
-    texts = {}
-    for path in paths:
-        if f"/{path.relative_to(root)}" in (COMPONENTS_SOURCE, OWN_SOURCE) or not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if re.search(r"debian", text) and not re.search(r"nvidia|docker", text):
-            texts[path.name] = text
-    return texts
+    return {
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in paths
+        if f"/{path.relative_to(root)}" not in (COMPONENTS_SOURCE, OWN_SOURCE) and path.is_file()
+    }
 
 
 def source_text(url: str, key_file: str) -> str:
@@ -114,7 +156,9 @@ def source_files(
         own_there = any(_has(root, OWN_SOURCE, source_text(repository.url, key)) for key in keys)
         result["missing"] = not result["foreign"] and not own_there
     if os.get("id") == "debian" and sources:
-        result["components"] = missing_components(_debian_files(root), DEBIAN_COMPONENTS[source])
+        result["components"] = missing_components(
+            _other_files(root), DEBIAN_COMPONENTS[source], lambda uri, suite: origin(root, uri, suite)
+        )
         if result["components"] and not _has(root, COMPONENTS_SOURCE, result["components"]):
             result["missing"] = True
     result["display"] = without_password(result["url"] or "")

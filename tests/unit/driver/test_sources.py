@@ -15,6 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
     COMPONENTS_SOURCE,
     OWN_KEY,
+    list_name,
     missing_components,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
@@ -140,10 +141,57 @@ def test_components_that_debian_lacks() -> None:
         )
         == ""
     )
-    line = "deb [signed-by=/k.gpg arch=amd64] http://deb.debian.org/debian bookworm main # x\n"
+    line = "deb [signed-by=/k.gpg] http://deb.debian.org/debian bookworm main # x\n"
     assert "Suites: bookworm\nComponents: contrib\nSigned-By: /k.gpg\n" in missing_components(
         {"sources.list": line}, ("contrib",)
     )
+
+
+def test_the_fields_of_a_source_are_repeated() -> None:
+    line = "deb [arch=amd64,i386 check-valid-until=no] http://deb.debian.org/debian bookworm main\n"
+    text = missing_components({"sources.list": line}, ("contrib",))
+    assert "Components: contrib\nArchitectures: amd64 i386\nCheck-Valid-Until: no\n" in text
+    stanza = DEBIAN.replace("Components: main\n", "Components: main\nArchitectures: amd64\n", 1)
+    assert "Architectures: amd64\n" in missing_components({"debian.sources": stanza}, ("contrib",))
+
+
+@pytest.mark.parametrize(
+    ("line", "debian"),
+    [
+        ("deb http://deb.debian.org/debian trixie main # nvidia and docker come from elsewhere", True),
+        ("deb [signed-by=/etc/my.gpg] http://security.debian.org/debian-security trixie-security main", True),
+        ("deb https://me:secret@mirror.example.org/debian trixie main", True),
+        (
+            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://m.example.org/debian/ trixie main",
+            True,
+        ),
+        ("deb mirror+file:///etc/apt/mirrors/debian.list trixie main", True),
+        (
+            "deb [signed-by=/usr/share/keyrings/tailscale.gpg] https://pkgs.tailscale.com/stable/debian trixie main",
+            False,
+        ),
+        ("deb https://pkgs.k8s.example.org/debian-packages trixie main", False),
+        ("deb https://download.docker.com/linux/debian/x trixie main", False),
+        ("deb https://packages.example.org/debian.org/ trixie main", False),
+    ],
+)
+def test_only_debians_own_archive_gets_components(line: str, debian: bool) -> None:
+    assert bool(missing_components({"sources.list": f"{line}\n"}, ("contrib",))) is debian
+
+
+@pytest.mark.parametrize(("told", "debian"), [("Debian", True), ("Docker", False), ("Tailscale", False)])
+def test_what_a_sources_release_says_decides(fake: FakeHost, told: str, debian: bool) -> None:
+    fake.write("etc/apt/sources.list", "deb http://mirror.example.org/some_path/debian trixie main\n")
+    name = "mirror.example.org_some%5fpath_debian_dists_trixie_InRelease"
+    fake.write(f"var/lib/apt/lists/{name}", f"-----BEGIN PGP SIGNED MESSAGE-----\n\nOrigin: {told}\nLabel: x\n")
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert (fake.root / COMPONENTS_SOURCE[1:]).exists() is debian
+
+
+def test_apts_name_of_a_release() -> None:
+    assert list_name("https://me:pw@m.example.org/debian/", "trixie") == "m.example.org_debian_dists_trixie"
+    cloud = "mirror+file:_etc_apt_mirrors_debian.list_dists_trixie-updates"
+    assert list_name("mirror+file:///etc/apt/mirrors/debian.list", "trixie-updates") == cloud
 
 
 def test_components_are_added_beside_debians_own_file(fake: FakeHost) -> None:
