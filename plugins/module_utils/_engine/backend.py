@@ -161,6 +161,10 @@ class Backend(ABC):
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
+    def _inspect_container(self, tool: str, instance: str) -> Completed[str]:
+        words = ["container", "inspect", "--format", "{{json .Config.Labels}}", f"vllm-{check_name(instance)}"]
+        return self._runner([tool, *words])
+
     # The engine's part
 
     @abstractmethod
@@ -202,6 +206,10 @@ class Backend(ABC):
     @abstractmethod
     def remove_secret(self, instance: str, name: str) -> None:
         """Take the secret away from the engine."""
+
+    @abstractmethod
+    def container_labels(self, instance: str) -> dict[str, str] | None:
+        """Labels of the container that bears the instance's name, running or not; None where there is none."""
 
     @abstractmethod
     def cdi_dirs(self) -> list[Path]:

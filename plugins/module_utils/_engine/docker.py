@@ -37,6 +37,9 @@ SECRETS_DIR = Path("/var/lib/socle/secrets")
 
 DAEMON = "docker.service"
 
+GPU_RUNTIME = "--runtime=runc"
+"""NVIDIA's own runtime, where it is the default, would add every GPU that the image's environment asks for."""
+
 HEALTHY = "/tmp/.socle-healthy"
 """In the container: there once the engine answered."""
 
@@ -96,7 +99,21 @@ def _quietly(command: str) -> str:
     return f"-/bin/sh -c {quote(f'{command} >/dev/null 2>&1')}"
 
 
-def run_words(plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Path = SECRETS_DIR) -> list[str]:
+def secret_mounts(plan: dict[str, Any], secrets_dir: Path) -> list[tuple[str, str]]:
+    """Each secret's file on the host, and the variable that it is for."""
+    instance = check_name(str(plan["instance"]))
+    return [
+        (
+            unit.checked_path(secret_file(secrets_dir, instance, str(secret["name"])), "file of a secret"),
+            unit.env_name(secret["target"], "name of a secret's variable"),
+        )
+        for secret in plan.get("secrets") or []
+    ]
+
+
+def run_words(
+    plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Path = SECRETS_DIR, selinux: bool = False
+) -> list[str]:
     """All words after ``docker run``."""
     instance = check_name(str(plan["instance"]))
     longest_check_s = unit.HEALTH_RETRIES * (unit.HEALTH_INTERVAL_S + unit.HEALTH_TIMEOUT_S)
@@ -110,8 +127,9 @@ def run_words(plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Pat
     devices = unit.cdi_devices(plan)
     words += [f"--device={device}" for device in devices]
     if devices:
-        # NVIDIA's own runtime, where it is the default, would add every GPU that the image's environment asks for.
-        words += ["--runtime=runc", "--security-opt=no-new-privileges"]
+        words.append(GPU_RUNTIME)
+    words += [f"--security-opt={option}" for option in unit.security_options(bool(devices), selinux)]
+    if devices:
         words += [f"--ulimit={limit}" for limit in limits]
     for source, target, read_only in unit.mounts(plan):
         # Not --volume, which makes an empty folder where the source is missing.
@@ -122,9 +140,7 @@ def run_words(plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Pat
     words += [f"--health-timeout={longest_check_s}s", "--health-retries=1"]
     words.append(f"--health-start-period={unit.start_timeout_s(plan)}s")
     targets = []
-    for secret in plan.get("secrets") or []:
-        target = unit.env_name(secret["target"], "name of a secret's variable")
-        source = unit.checked_path(secret_file(secrets_dir, instance, str(secret["name"])), "file of a secret")
+    for source, target in secret_mounts(plan, secrets_dir):
         words.append(f"--mount=type=bind,source={source},target=/run/secrets/{target},readonly")
         targets.append(target)
     hexadecimal = unit.image_id(plan)
@@ -137,11 +153,23 @@ def run_words(plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Pat
 
 
 def render(
-    plan: dict[str, Any], limits: Sequence[str] = (), secrets_dir: Path = SECRETS_DIR, docker: str = DOCKER
+    plan: dict[str, Any],
+    limits: Sequence[str] = (),
+    secrets_dir: Path = SECRETS_DIR,
+    docker: str = DOCKER,
+    selinux: bool = False,
 ) -> str:
-    """The text of ``vllm-<instance>.service`` for a sealed plan; *limits* as NAME=SOFT:HARD, for GPU instances."""
+    """The text of ``vllm-<instance>.service`` for a sealed plan.
+
+    *limits* are the raised limits of a GPU instance, as NAME=SOFT:HARD; *selinux* is whether the host has SELinux.
+    """
     name = f"vllm-{check_name(str(plan['instance']))}"
-    words = " \\\n    ".join(quote(word) for word in run_words(plan, limits, secrets_dir))
+    words = " \\\n    ".join(quote(word) for word in run_words(plan, limits, secrets_dir, selinux))
+    paths: list[str] = []
+    if plan.get("gpus"):
+        # Quadlet adds this by itself. Not for instances without GPUs, whose units stay as they are.
+        paths += [source for source, _target, _read_only in unit.mounts(plan)]
+        paths += [source for source, _target in secret_mounts(plan, secrets_dir)]
     commands = [
         ("Type", "exec"),
         ("SyslogIdentifier", name),
@@ -159,7 +187,7 @@ def render(
     ]
     return unit.write_sections(
         [
-            unit.unit_section(plan, requires=[DAEMON]),
+            unit.unit_section(plan, requires=[DAEMON], paths=paths),
             ("Service", [*commands, *unit.service_entries(plan)]),
             unit.INSTALL,
         ]
@@ -196,6 +224,7 @@ class DockerBackend(Backend):
         docker: str = DOCKER,
         files: Files | None = None,
         proc_root: Path = Path("/proc"),
+        sys_root: Path = Path("/sys"),
     ) -> None:
         super().__init__(runner)
         self._unit_dir = unit_dir
@@ -203,6 +232,7 @@ class DockerBackend(Backend):
         self._docker_path = docker
         self._files = files or Files()
         self._proc_root = proc_root
+        self._sys_root = sys_root
         self._version: Version | None = None
 
     def _docker(
@@ -240,7 +270,13 @@ class DockerBackend(Backend):
                 " (container_engine_docker_source: docker takes Docker's own packages), or let the host use Podman.",
                 docker_version=found,
             )
-        return render(plan, unit.raised_limits(self._proc_root), self._secrets_dir, self._docker_path)
+        return render(
+            plan,
+            unit.raised_limits(self._proc_root),
+            self._secrets_dir,
+            self._docker_path,
+            unit.has_selinux(self._sys_root),
+        )
 
     def cdi_dirs(self) -> list[Path]:
         done = self._docker("info", "--format", "{{json .CDISpecDirs}}")
@@ -283,6 +319,19 @@ class DockerBackend(Backend):
     def check_health(self, instance: str) -> None:
         # The unit's own readiness loop asks every second.
         return
+
+    def container_labels(self, instance: str) -> dict[str, str] | None:
+        done = self._inspect_container(self._docker_path, instance)
+        if done.returncode == 0:
+            return dict(json.loads(done.stdout) or {})
+        if "no such container" in done.stderr.lower():
+            return None
+        raise EngineError(
+            f"Cannot look at container vllm-{instance}: {done.stderr.strip()}; start Docker's daemon or repair its"
+            " storage on the host.",
+            rc=done.returncode,
+            stderr=done.stderr,
+        )
 
     def image(self, reference: str) -> Image | None:
         done = self._docker("image", "inspect", reference)

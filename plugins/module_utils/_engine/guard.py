@@ -68,8 +68,7 @@ def gpu_obstacle(
     found = f"only {', '.join(sorted(listed))}" if listed else "no device of NVIDIA"
     return EngineError(
         f"Cannot start {instance}: expected a CDI specification with {', '.join(missing)}, found {found} in {places};"
-        " write it anew with 'nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml' on the host, or run playbook"
-        " provision.yml.",
+        " write it anew with 'systemctl restart nvidia-cdi-refresh' on the host, or run playbook provision.yml.",
         missing=missing,
         listed=sorted(listed),
     )

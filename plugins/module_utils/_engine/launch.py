@@ -39,7 +39,11 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import NAME as API_KEY
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
-from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import (
+    INSTANCE_LABEL,
+    MANAGED,
+    probe_address,
+)
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 LOCK_TIMEOUT_S = 30
@@ -352,10 +356,40 @@ class Launcher:
         # Last, since the file is what tells an interrupted run that this is not done.
         self._files.remove(other.unit_file(instance))
 
+    def _foreign_unit(self, instance: str) -> EngineError | None:
+        """A unit file of the instance's service that somebody else wrote."""
+        for backend in (self._backend, *self._others):
+            path = backend.unit_file(instance)
+            text = self._files.read(path)
+            if text is not None and not text.startswith(MANAGED):
+                return EngineError(
+                    f"Will not touch {backend.service(instance)}: its unit {path} does not begin with '{MANAGED}', so"
+                    " that somebody else wrote it; stop that service and move the file away, or give the instance"
+                    " another name.",
+                    unit=str(path),
+                )
+        return None
+
+    def _foreign_container(self, instance: str) -> EngineError | None:
+        """A container with the instance's name that is somebody else's: every start of the unit would remove it."""
+        labels = self._backend.container_labels(instance)
+        if labels is None or labels.get(INSTANCE_LABEL) == instance:
+            return None
+        name = f"vllm-{instance}"
+        return EngineError(
+            f"Cannot start {instance}: {self._backend.label} has a container {name} without the label"
+            f" {INSTANCE_LABEL}={instance}, so that it is somebody else's; remove it ('{self._backend.name} rm -f"
+            f" {name}') or rename it, or give the instance another name.",
+            container=name,
+        )
+
     def _obstacle(
         self, instance: str, plan: dict[str, Any], before: Generation | None, unit: UnitState
     ) -> EngineError | None:
-        """Who holds the port or a GPU that this start needs: what answers there later would be taken for it."""
+        """What this start would take away from others, or others hold that it needs: port, GPUs."""
+        foreign = self._foreign_unit(instance) or self._foreign_container(instance)
+        if foreign:
+            return foreign
         port = int(plan["port"])
         gpus = {str(gpu) for gpu in plan.get("gpus") or []}
         for other, rival in self._running_plans(instance).items():
@@ -439,6 +473,9 @@ class Launcher:
         history = read_history(self._dir / instance, self._files)
         # "failed" counts as stopped; "auto-restart" is among the running ones.
         running = self._backend.state(instance).running
+        foreign = self._foreign_unit(instance) if running else None
+        if foreign:
+            raise foreign
         if running and not check:
             with explaining(f"stop {instance}"), self._lock(instance):
                 self._backend.stop(instance)

@@ -69,6 +69,11 @@ FALLBACK = {
 MASKED_SINCE: Version = (5, 3, 0)
 """First Podman whose inspect hides secrets of type env."""
 
+SECURITY_KEYS = {
+    unit.NO_NEW_PRIVILEGES: "NoNewPrivileges",
+    unit.NO_SELINUX_LABEL: "SecurityLabelDisable",
+}
+
 UNIT_DIR = Path("/etc/containers/systemd")
 
 CONTAINERS_CONF = ("usr/share/containers/containers.conf", "etc/containers/containers.conf")
@@ -108,10 +113,10 @@ def secret_name(instance: str, name: str) -> str:
     return f"socle-{check_name(instance)}-{name}"
 
 
-def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = ()) -> str:
+def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = (), selinux: bool = False) -> str:
     """The text of ``vllm-<instance>.container`` for a sealed plan, a version of Podman and what the host allows.
 
-    *limits* are the raised limits of a GPU instance, as NAME=SOFT:HARD.
+    *limits* are the raised limits of a GPU instance, as NAME=SOFT:HARD; *selinux* is whether the host has SELinux.
     """
     if version < PODMAN_MINIMUM:
         found = ".".join(map(str, version))
@@ -144,8 +149,9 @@ def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = ()) -
     devices = unit.cdi_devices(plan)
     for device in devices:
         add("AddDevice", device)
+    for option in unit.security_options(bool(devices), selinux):
+        add(SECURITY_KEYS[option], "true")
     if devices:
-        add("NoNewPrivileges", "true")
         for limit in limits:
             add("Ulimit", limit)
     for source, target, read_only in unit.mounts(plan):
@@ -198,6 +204,7 @@ class QuadletBackend(Backend):
         podman: str = "podman",
         proc_root: Path = Path("/proc"),
         root: Path = Path("/"),
+        sys_root: Path = Path("/sys"),
     ) -> None:
         super().__init__(runner)
         self._unit_dir = unit_dir
@@ -205,6 +212,7 @@ class QuadletBackend(Backend):
         self._podman_path = podman
         self._proc_root = proc_root
         self._root = root
+        self._sys_root = sys_root
         self._version: Version | None = None
 
     def _podman(
@@ -237,7 +245,8 @@ class QuadletBackend(Backend):
         return self._unit_dir / f"vllm-{check_name(instance)}.container"
 
     def render(self, plan: dict[str, Any]) -> str:
-        return render(plan, self.version(), unit.raised_limits(self._proc_root))
+        limits = unit.raised_limits(self._proc_root)
+        return render(plan, self.version(), limits, unit.has_selinux(self._sys_root))
 
     def validate(self, instance: str, text: str) -> None:
         generator = next((path for path in self._generators if os.access(path, os.X_OK)), None)
@@ -278,6 +287,19 @@ class QuadletBackend(Backend):
 
     def check_health(self, instance: str) -> None:
         self._podman("healthcheck", "run", f"vllm-{check_name(instance)}")
+
+    def container_labels(self, instance: str) -> dict[str, str] | None:
+        done = self._inspect_container(self._podman_path, instance)
+        if done.returncode == 0:
+            return dict(json.loads(done.stdout) or {})
+        # As for images, one status for "not there" and "broken".
+        if self._podman("container", "exists", f"vllm-{check_name(instance)}").returncode == 1:
+            return None
+        raise EngineError(
+            f"Cannot look at container vllm-{instance}: {done.stderr.strip()}; repair Podman's storage on the host.",
+            rc=done.returncode,
+            stderr=done.stderr,
+        )
 
     def image(self, reference: str) -> Image | None:
         done = self._podman("image", "inspect", "--format", "json", reference)

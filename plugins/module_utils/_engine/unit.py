@@ -38,6 +38,20 @@ AFTER = (
 )
 """After a unit that is not there is harmless."""
 
+GPU_WANTS = ("network-online.target", "nvidia-cdi-refresh.service")
+"""What an instance with GPUs starts with itself. Not the fabric manager and nvidia-persistenced: to want a unit
+starts it also where it was turned off. Instances without GPUs want all of AFTER, so that their units stay as they are.
+"""
+
+MANAGED = "# managed by socle"
+"""How every unit of ours begins."""
+
+INSTANCE_LABEL = "io.socle.instance"
+"""The label of every container of ours, with the instance's name."""
+
+NO_SELINUX_LABEL = "label=disable"
+NO_NEW_PRIVILEGES = "no-new-privileges"
+
 Entries = list[tuple[str, str]]
 Sections = list[tuple[str, Entries]]
 
@@ -101,11 +115,28 @@ def cdi_devices(plan: dict[str, Any]) -> list[str]:
 def labels(plan: dict[str, Any]) -> list[str]:
     """By which a container tells whose it is."""
     pairs = (
-        ("instance", check_name(str(plan["instance"]))),
-        ("image", checked_image(plan)),
-        ("launch-fingerprint", plan.get("launch_fingerprint") or "unsealed"),
+        (INSTANCE_LABEL, check_name(str(plan["instance"]))),
+        ("io.socle.image", checked_image(plan)),
+        ("io.socle.launch-fingerprint", plan.get("launch_fingerprint") or "unsealed"),
     )
-    return [f"io.socle.{key}={value}" for key, value in pairs]
+    return [f"{key}={value}" for key, value in pairs]
+
+
+def security_options(gpus: bool, selinux: bool) -> list[str]:
+    """Values of ``--security-opt`` of a container, with GPUs or without, on a host with SELinux or without.
+
+    SELinux would keep a container from the model's files and from the device nodes. To label the files is no way out:
+    the model store may be on NFS, and each start would walk through all of it. Without SELinux the option means
+    nothing, so that a container with GPUs always has it.
+    """
+    if gpus:
+        return [NO_NEW_PRIVILEGES, NO_SELINUX_LABEL]
+    return [NO_SELINUX_LABEL] if selinux else []
+
+
+def has_selinux(sys_root: Path) -> bool:
+    """Whether the kernel runs SELinux, enforcing or not: that may change at any time, and the units shall not."""
+    return (sys_root / "fs/selinux/enforce").exists()
 
 
 def mounts(plan: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -169,21 +200,23 @@ def raised_limits(proc_root: Path) -> list[str]:
     return [f"nofile={files}:{files}", "memlock=-1:-1"]
 
 
-def unit_section(plan: dict[str, Any], requires: Sequence[str] = ()) -> tuple[str, Entries]:
-    """[Unit]: order, and a limit of starts."""
+def unit_section(plan: dict[str, Any], requires: Sequence[str] = (), paths: Sequence[str] = ()) -> tuple[str, Entries]:
+    """[Unit]: order, the *paths* that must be mounted, and a limit of starts."""
     needed = [
         *requires,
         *(_checked(_UNIT, name, "unit", "such as name.service") for name in plan.get("requires") or []),
     ]
     # Longer than all allowed attempts take together, or the limit never trips and a bad flag loops for ever.
     interval = 2 * START_LIMIT_BURST * (start_timeout_s(plan) + RESTART_SEC)
+    wanted = GPU_WANTS if plan.get("gpus") else AFTER
     return (
         "Unit",
         [
             ("Description", f"vLLM instance {check_name(str(plan['instance']))}"),
             *(("Requires", name) for name in needed),
-            *(("Wants", name) for name in AFTER if name not in needed),
+            *(("Wants", name) for name in wanted if name not in needed),
             *(("After", name) for name in (*(name for name in needed if name not in AFTER), *AFTER)),
+            *(("RequiresMountsFor", path) for path in paths),
             ("StartLimitIntervalSec", str(interval)),
             ("StartLimitBurst", str(START_LIMIT_BURST)),
         ],
@@ -207,7 +240,7 @@ INSTALL: tuple[str, Entries] = ("Install", [("WantedBy", "multi-user.target")])
 
 def write_sections(sections: Sections) -> str:
     """The text of a unit file."""
-    blocks = ["# managed by socle: changes made here are overwritten"]
+    blocks = [f"{MANAGED}: changes made here are overwritten"]
     for title, entries in sections:
         blocks.append("\n".join([f"[{title}]", *(f"{key}={value}" for key, value in entries)]))
     return "\n\n".join(blocks) + "\n"

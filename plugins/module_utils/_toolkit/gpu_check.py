@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._engine import unit
+from ansible_collections.socle.inference.plugins.module_utils._engine.docker import GPU_RUNTIME
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Completed,
     Files,
@@ -82,6 +84,7 @@ class GpuCheck:
         sys_root: Path = Path("/sys"),
         state_dir: Path = Path("/var/lib/socle"),
         which: Which = shutil.which,
+        proc_root: Path = Path("/proc"),
     ) -> None:
         self._run = runner
         self._files = files
@@ -89,6 +92,7 @@ class GpuCheck:
         self._sys_root = sys_root
         self._stamp = state_dir / STAMP
         self._which = which
+        self._proc_root = proc_root
 
     def run(
         self, engine: str, engine_version: str, toolkit_version: str, *, always: bool = False, check: bool = False
@@ -161,8 +165,12 @@ class GpuCheck:
         return image, True
 
     def _compare(self, engine: str, engine_version: str, image: str, uuids: tuple[str, ...]) -> None:
-        argv = [engine, "run", "--rm", "--network=none", "--security-opt=label=disable"]
-        argv += ["--device=nvidia.com/gpu=all", image, "/usr/bin/nvidia-smi", "-L"]
+        # Only what the units of instances say as well, or it proves nothing about them.
+        argv = [engine, "run", "--rm", "--network=none", "--device=nvidia.com/gpu=all"]
+        argv += [GPU_RUNTIME] if engine == "docker" else []
+        argv += [f"--security-opt={option}" for option in unit.security_options(gpus=True, selinux=True)]
+        argv += [f"--ulimit={limit}" for limit in unit.raised_limits(self._proc_root)]
+        argv += [image, "/usr/bin/nvidia-smi", "-L"]
         done = self._run(argv, timeout_s=RUN_S)
         label = f"{LABELS[engine]} {engine_version}"
         if done.returncode != 0:

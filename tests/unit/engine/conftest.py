@@ -93,6 +93,8 @@ class Host:
         self.reads = 0
         self.secrets: dict[str, tuple[str, str]] = {}
         self.images: dict[str, list[str]] = {}
+        self.containers: dict[str, dict[str, str] | None] = {}
+        """Labels of the containers that are there; Podman and Docker have the same."""
         self.refuse = ""
 
     def __call__(
@@ -153,6 +155,14 @@ class Host:
                 if name not in self.images:
                     return 1, "[]\n", self.refuse or f"Error response from daemon: No such image: {name}\n"
                 return 0, json.dumps([{"Id": "sha256:" + "ab" * 32, "RepoDigests": self.images[name]}]), ""
+            case ["podman" | "docker", "container", "inspect", "--format", "{{json .Config.Labels}}", name]:
+                if name in self.containers:
+                    return 0, json.dumps(self.containers[name]) + "\n", ""
+                if words[0] == "podman":
+                    return 125, "", self.refuse or f"Error: no such container {name}\n"
+                return 1, "\n", self.refuse or f"Error response from daemon: No such container: {name}\n"
+            case ["podman", "container", "exists", name]:
+                return (125 if self.refuse else 1), "", self.refuse
             case ["docker", "pull", name]:
                 lines = ["1: Pulling from x", "0123456789ab: Pulling fs layer", "ba9876543210: Already exists"]
                 for line in [*lines, "0123456789ab: Pull complete"]:
@@ -232,9 +242,17 @@ def backend(host: Host, tmp_path: Path) -> QuadletBackend:
     conf.write_text(f'[engine]\ncdi_spec_dirs = ["{specification.parent}"]\n')
     devices = [{"name": name} for name in ("0", "1", "2", "3", "GPU-a")]
     specification.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))
-    return QuadletBackend(host, tmp_path / "systemd", [Path("/bin/true")], root=tmp_path / "root")
+    return QuadletBackend(
+        host, tmp_path / "systemd", [Path("/bin/true")], root=tmp_path / "root", sys_root=tmp_path / "sys"
+    )
 
 
 @pytest.fixture
 def docker(host: Host, tmp_path: Path) -> DockerBackend:
-    return DockerBackend(host, unit_dir=tmp_path / "system", secrets_dir=tmp_path / "secrets", docker="docker")
+    return DockerBackend(
+        host,
+        unit_dir=tmp_path / "system",
+        secrets_dir=tmp_path / "secrets",
+        docker="docker",
+        sys_root=tmp_path / "sys",
+    )

@@ -113,6 +113,32 @@ def test_the_fabric_manager_is_required_where_the_plan_says_so(plan: dict[str, A
     assert "nvidia-fabricmanager.service" not in lines(unit, "Wants")
 
 
+def test_a_gpu_instance_starts_no_service_that_was_turned_off(plan: dict[str, Any]) -> None:
+    unit = render({**plan, "gpus": [0]})
+    assert lines(unit, "Wants") == ["network-online.target", "nvidia-cdi-refresh.service"]
+    assert {"nvidia-fabricmanager.service", "nvidia-persistenced.service"} <= set(lines(unit, "After"))
+
+
+@pytest.mark.parametrize(("gpus", "selinux"), [([0], False), ([0], True), ([], True)])
+def test_selinux_keeps_no_container_from_its_model_and_gpus(
+    docker: DockerBackend, plan: dict[str, Any], tmp_path: Path, gpus: list[int], selinux: bool
+) -> None:
+    if selinux:
+        (tmp_path / "sys/fs/selinux").mkdir(parents=True)
+        (tmp_path / "sys/fs/selinux/enforce").write_text("1")
+    words = start_words(docker.render({**plan, "gpus": gpus}))
+    assert "--security-opt=label=disable" in words
+    assert ("--security-opt=no-new-privileges" in words) == bool(gpus)
+
+
+def test_a_gpu_instance_waits_for_the_file_systems_that_it_reads(plan: dict[str, Any]) -> None:
+    assert lines(render({**plan, "gpus": [0]}), "RequiresMountsFor") == [
+        "/var/lib/socle/models/store/smol/rev/0123456789ab",
+        "/var/lib/socle/cache/abc",
+        "/var/lib/socle/secrets/chat/docker-api_key",
+    ]
+
+
 def test_the_start_limit_can_be_reached_and_stop_has_its_time(plan: dict[str, Any]) -> None:
     for timeout in (60, 1800, 7200):
         unit = render({**plan, "start_timeout_s": timeout})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle, listed_devices
-from ansible_collections.socle.inference.plugins.module_utils._engine.unit import raised_limits
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import has_selinux, raised_limits
 
 UUID = "GPU-5f2c0000-0000-0000-0000-000000000001"
 
@@ -92,7 +92,8 @@ def test_what_keeps_a_host_from_giving_its_gpus_is_one_sentence(
 def test_a_host_without_a_specification_is_told_how_to_write_one(folders: list[Path]) -> None:
     found = gpu_obstacle({"instance": "chat", "gpus": [0]}, SAME, folders)
     assert found is not None and "found no device of NVIDIA in" in found.message
-    assert "nvidia-ctk cdi generate" in found.message
+    # Not nvidia-ctk, whose file in /etc/cdi would hide every later one from the service.
+    assert "'systemctl restart nvidia-cdi-refresh'" in found.message and "nvidia-ctk" not in found.message
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,11 @@ def test_limits_are_raised_only_where_the_host_may_raise_them(
     (tmp_path / "sys/fs/nr_open").write_text(f"{most}\n")
     assert raised_limits(tmp_path) == limits
     assert raised_limits(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("enforce", ["1", "0", None])
+def test_selinux_counts_also_while_it_only_warns(tmp_path: Path, enforce: str | None) -> None:
+    if enforce is not None:
+        (tmp_path / "fs/selinux").mkdir(parents=True)
+        (tmp_path / "fs/selinux/enforce").write_text(enforce)
+    assert has_selinux(tmp_path) == (enforce is not None)

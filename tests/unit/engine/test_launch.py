@@ -602,3 +602,54 @@ def test_a_docker_without_cdi_starts_no_instance_with_gpus(
         launcher.start({**plan, "gpus": [0]})
     assert launcher.start(plan)["action"] == "started"
     assert host.enabled == {"vllm-chat.service"}
+
+
+HAND_MADE = "[Service]\nExecStart=/usr/bin/python3 -m http.server\n"
+
+
+@pytest.mark.parametrize("new", ["podman", "docker"])
+@pytest.mark.parametrize("place", ["quadlet/vllm-chat.container", "system/vllm-chat.service"])
+def test_a_unit_that_somebody_else_wrote_is_left_alone(
+    tmp_path: Path, plan: dict[str, Any], new: str, place: str
+) -> None:
+    host = Host()
+    host.active = "active"
+    move = Move(tmp_path, plan, host)
+    theirs = tmp_path / place
+    theirs.parent.mkdir()
+    theirs.write_text(HAND_MADE)
+    said = rf"Will not touch vllm-chat\.service: its unit {theirs} does not begin with .*move the file away"
+    with pytest.raises(EngineError, match=said):
+        move.start(new)
+    with pytest.raises(EngineError, match=said):
+        move.launcher(new).stop("chat")
+    assert theirs.read_text() == HAND_MADE and len(move.unit_files()) == 1
+    assert host.restarts == 0 and host.count("systemctl", "stop") == 0 and host.count("systemctl", "disable") == 0
+    assert not (tmp_path / "instances/chat/generations").exists()
+    (warning,) = move.launcher(new).start({**plan, "engine": new}, check=True)["warnings"]
+    assert "Will not touch vllm-chat.service" in warning
+
+
+@pytest.mark.parametrize("new", ["podman", "docker"])
+@pytest.mark.parametrize("labels", [None, {"com.example": "x"}, {"io.socle.instance": "other"}])
+def test_a_container_of_somebody_else_is_not_removed_for_its_name(
+    tmp_path: Path, plan: dict[str, Any], new: str, labels: dict[str, str] | None
+) -> None:
+    host = Host()
+    host.containers["vllm-chat"] = labels
+    move = Move(tmp_path, plan, host)
+    with pytest.raises(EngineError, match=rf"Cannot start chat: {new.title()} has a container vllm-chat without the"):
+        move.start(new)
+    assert move.unit_files() == [] and host.restarts == 0
+    host.containers["vllm-chat"] = {"io.socle.instance": "chat"}
+    assert move.start(new)["action"] == "started"
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_an_engine_that_cannot_tell_of_its_containers_is_not_taken_for_one_without(
+    tmp_path: Path, plan: dict[str, Any], engine: str
+) -> None:
+    host = Host()
+    host.refuse = "Error: database is locked"
+    with pytest.raises(EngineError, match="Cannot look at container vllm-chat: Error: database is locked"):
+        Move(tmp_path, plan, host).backends(host)[engine].container_labels("chat")

@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet im
     FALLBACK,
     GENERATORS,
     KEY_SINCE,
+    QuadletBackend,
     quote,
     render,
 )
@@ -190,6 +191,33 @@ def test_the_fabric_manager_is_required_where_the_plan_says_so(plan: dict[str, A
     unit = render({**plan, "gpus": [0], "requires": [name]}, NEW)
     assert lines(unit, "Requires") == [name] and lines(unit, "After").count(name) == 1
     assert name not in lines(unit, "Wants")
+
+
+def test_a_gpu_instance_starts_no_service_that_was_turned_off(plan: dict[str, Any]) -> None:
+    unit = render({**plan, "gpus": [0]}, NEW)
+    assert lines(unit, "Wants") == ["network-online.target", "nvidia-cdi-refresh.service"]
+    assert {"nvidia-fabricmanager.service", "nvidia-persistenced.service"} <= set(lines(unit, "After"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("gpus", "selinux"), [([0], False), ([0], True), ([], True)])
+def test_selinux_keeps_no_container_from_its_model_and_gpus(
+    plan: dict[str, Any], version: tuple[int, int, int], gpus: list[int], selinux: bool
+) -> None:
+    unit = render({**plan, "gpus": gpus}, version, LIMITS, selinux)
+    assert lines(unit, "SecurityLabelDisable") == ["true"]
+    assert lines(unit, "NoNewPrivileges") == (["true"] if gpus else [])
+
+
+def test_a_host_with_selinux_changes_one_line_of_an_instance_without_gpus(
+    backend: Any, plan: dict[str, Any], tmp_path: Path, host: Any
+) -> None:
+    before = backend.render(plan).splitlines()
+    (tmp_path / "sys/fs/selinux").mkdir(parents=True)
+    (tmp_path / "sys/fs/selinux/enforce").write_text("1")
+    after = QuadletBackend(host, sys_root=tmp_path / "sys").render(plan).splitlines()
+    assert [line for line in after if line not in before] == ["SecurityLabelDisable=true"]
+    assert [line for line in after if line != "SecurityLabelDisable=true"] == before
 
 
 def test_a_podman_whose_inspect_shows_secrets_gets_them_as_files(plan: dict[str, Any]) -> None:

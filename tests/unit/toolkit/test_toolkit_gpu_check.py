@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine import docker, quadlet
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import check_image
@@ -46,7 +47,9 @@ class Host:
         commands.on("image", "inspect", rc=1)
         commands.on("nvidia-smi", "-L", out=SMI)
         commands.on("run", "/usr/bin/nvidia-smi", "-L", out=SMI)
-        self.check = GpuCheck(commands, Files(), root, root / "sys", root / "state", lambda name: f"/usr/bin/{name}")
+        self.check = GpuCheck(
+            commands, Files(), root, root / "sys", root / "state", lambda name: f"/usr/bin/{name}", root / "proc"
+        )
 
     def load(self, version: str) -> None:
         path = self.root / "sys/module/nvidia/version"
@@ -72,6 +75,29 @@ def test_a_container_is_given_all_gpus_and_its_answer_compared(host: Host, engin
     started = next(call for call in host.commands.calls if "run" in call)
     assert started[0] == engine and "--device=nvidia.com/gpu=all" in started and "--rm" in started
     assert outcome.image.startswith("localhost/socle/gpu-check:")
+
+
+LIMITS = ["nofile=1048576:1048576", "memlock=-1:-1"]
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_the_container_has_no_more_rights_than_an_instance(host: Host, engine: str) -> None:
+    for name, text in (("1/status", "CapBnd:\t000001ffffffffff\n"), ("sys/fs/nr_open", "1048576\n")):
+        path = host.root / "proc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    host.run(engine)
+    call = next(call for call in host.commands.calls if "run" in call)
+    checked = {word for word in call if word.startswith(("--security-opt", "--runtime", "--ulimit", "--privileged"))}
+    plan = {"instance": "x", "image": "x", "argv": [], "port": 1, "gpus": [0]}
+    if engine == "docker":
+        words = docker.run_words(plan, LIMITS)
+        assert checked == {word for word in words if word.startswith(("--security-opt", "--runtime", "--ulimit"))}
+        return
+    text = quadlet.render(plan, (5, 4, 2), LIMITS)
+    said = {"SecurityLabelDisable=true": "label=disable", "NoNewPrivileges=true": "no-new-privileges"}
+    wanted = {f"--security-opt={option}" for key, option in said.items() if key in text.splitlines()}
+    assert checked == wanted | {f"--ulimit={limit}" for limit in LIMITS} and len(wanted) == 2
 
 
 def test_a_success_is_remembered_until_something_changes(host: Host) -> None:
