@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES, select, short
-from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import (
     AFTER,
+    BEFORE,
     BOTH,
     ERROR,
     WARNING,
@@ -32,6 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
     LABELS,
     PODMAN_CDI_DIRS,
     cdi_limit,
+    check_toolkit_version,
 )
 
 TOOLKIT_PACKAGES = (
@@ -82,15 +84,60 @@ def _engine_text(facts: Tree, intent: Tree) -> tuple[str, str] | None:
     return (str(engine), str(version)) if version else None
 
 
-def legacy_hook(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    toolkit = _toolkit_to_be(facts, intent)
+def _legacy_runtime(facts: Tree, stack: Tree) -> str | None:
+    """How Docker's runtime nvidia injects GPUs as it is installed now, in words, where that is the legacy hook.
+
+    What the toolkit will be says nothing: containers that run keep what they were started with.
+    """
+    toolkit = tree(facts, "toolkit").get("version")
     if engine_version(facts, "docker") is None or "nvidia" not in tree(_daemon(stack), "runtimes") or not toolkit:
         return None
     mode = tree(stack, "nvidia_runtime").get("mode")
     legacy = mode == "legacy" or (mode in (None, "auto") and version_key(toolkit)[0] < LEGACY_BY_DEFAULT_BEFORE)
     if not legacy or "native.cgroupdriver=cgroupfs" in (_daemon(stack).get("exec-opts") or []):
         return None
-    return {"toolkit": toolkit, "mode": mode or "the default mode"}
+    return f"Docker's runtime nvidia uses the legacy hook (toolkit {toolkit}, {mode or 'the default mode'})"
+
+
+def _toolkit_change(facts: Tree, intent: Tree) -> str | None:
+    """What provisioning would do to the toolkit's packages, in words."""
+    found, asked = tree(facts, "toolkit").get("version"), str(intent.get("toolkit_version") or "")
+    if not found:
+        return "installs the container toolkit"
+    if asked:
+        return f"replaces container toolkit {found} by {asked}" if upstream_version(asked) != found else None
+    try:
+        check_toolkit_version(str(found))
+    except ToolkitError:
+        return f"replaces container toolkit {found}"
+    return None
+
+
+def _reload_causes(facts: Tree, stack: Tree, intent: Tree) -> list[str]:
+    """What provisioning would do that has systemd read its units anew; of the driver its role tells when it plans."""
+    causes = [_toolkit_change(facts, intent)]
+    if engine_unsuitable(facts, stack, intent):
+        causes.append("installs a container engine")
+    if stack.get("persistence_drop_in") is False and intent.get("driver_persistence") is not False:
+        causes.append("sets up nvidia-persistenced")
+    return [cause for cause in causes if cause]
+
+
+def reload_ahead(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    victims = stack.get("reload_victims") or []
+    causes = _reload_causes(facts, stack, intent) if victims else []
+    return {"containers": victims, "causes": " and ".join(causes)} if causes else None
+
+
+def legacy_hook(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    victims = stack.get("reload_victims") or []
+    if victims:
+        found = f"Docker containers got their GPUs by the legacy hook ({', '.join(victims)})"
+        # Where a reload is ahead, SOC-H94 says so.
+        ahead = intent.get("stage") != AFTER and reload_ahead(facts, stack, intent)
+        return None if ahead else {"found": found}
+    runtime = _legacy_runtime(facts, stack)
+    return {"found": runtime} if runtime else None
 
 
 def toolkit_1_19_0(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -338,13 +385,10 @@ CHECKS = (
         "daemon-reload takes GPUs from Docker containers",
         WARNING,
         BOTH,
-        "Docker with the runtime nvidia, the toolkit in legacy mode (by its configuration, or before 1.18), and no"
-        " cgroupfs driver in exec-opts.",
-        "Docker's runtime nvidia uses the legacy hook (toolkit {toolkit}, {mode}): each 'systemctl daemon-reload'"
-        " takes the"
-        " GPUs from such containers ('Failed to initialize NVML: Unknown Error'). Instances of socle use CDI and are"
-        " not"
-        " affected.",
+        "Docker containers that run with GPUs by the legacy hook; or the runtime nvidia, the installed toolkit in"
+        " legacy mode (by its configuration, or before 1.18), and no cgroupfs driver in exec-opts.",
+        "{found}: each 'systemctl daemon-reload' takes the GPUs from such containers ('Failed to initialize NVML:"
+        " Unknown Error'). Instances of socle use CDI and are not affected.",
         'Start other containers with --device nvidia.com/gpu=..., or set mode = "cdi" in'
         " /etc/nvidia-container-runtime/config.toml.",
         legacy_hook,
@@ -666,6 +710,19 @@ CHECKS = (
         "Boot with systemd.unified_cgroup_hierarchy=1, or set container_engine: docker.",
         cgroup_v1,
         needs_gpu=False,
+    ),
+    Check(
+        "SOC-H94",
+        "Provisioning would take GPUs from Docker containers",
+        ERROR,
+        (BEFORE,),
+        "Docker containers that run with GPUs by the legacy hook, and a toolkit, an engine or a unit's drop-in that"
+        " provisioning would change.",
+        "Playbook provision.yml {causes}, which has systemd read its units anew and so takes the GPUs from Docker"
+        " containers of the legacy hook ('Failed to initialize NVML: Unknown Error'): {containers}.",
+        "Stop them for the run, or start them with --device nvidia.com/gpu=... instead of --gpus or --runtime nvidia;"
+        " to let it happen, set host_checks_ignore: [SOC-H94] and restart them afterwards.",
+        reload_ahead,
     ),
 )
 """Checks of containers, by id."""

@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
     FIRST_OPEN_ONLY_BRANCH,
     UNFINISHED,
     builds,
+    key_steps,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     branch_of,
@@ -248,9 +249,14 @@ def secure_boot_refuses(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     if ubuntu and intent.get("driver_source") == "distribution":
         return None
     path = key.get("path")
-    found = f"signs with {path}, which is not enrolled" if path else "would sign with a key of its own"
-    instead = ", or on Ubuntu take signed modules with gpu_driver_source: distribution" if ubuntu else ""
-    return {"found": found, "key": path or "/var/lib/dkms/mok.pub", "instead": instead}
+    if path:
+        found = f"signs with {path}, which is not enrolled"
+        way = f'enrol it with "mokutil --import {path}", reboot, confirm it at the console, and repeat the run'
+    else:
+        found, way = "has no key yet that the firmware knows", key_steps(tree(facts, "os"))
+    instead = ", or take Ubuntu's signed modules with gpu_driver_source: distribution" if ubuntu else ""
+    way = f"{way[0].upper()}{way[1:]}; or turn Secure Boot off in the firmware{instead}."
+    return {"found": found, "way": way}
 
 
 def persistenced_down(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -562,9 +568,7 @@ CHECKS = (
         "Secure Boot on, and the key of DKMS not enrolled (mokutil --test-key), and no modules signed by the"
         " distribution.",
         "Secure Boot is on and DKMS {found}: the kernel would refuse the module ('Key was rejected by service').",
-        "Enrol it with 'mokutil --import {key}' and confirm at the console at the next boot, or turn Secure Boot off"
-        " in the"
-        " firmware{instead}.",
+        "{way}",
         secure_boot_refuses,
     ),
     Check(

@@ -11,6 +11,8 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import kernel_release
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import PERSISTENCE
+from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
 from ansible_collections.socle.inference.plugins.module_utils._stack import parse
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -212,6 +214,16 @@ def _gpu_processes(run: Run, proc_root: Path, facts: Mapping[str, Any]) -> list[
     return found
 
 
+def _reload_victims(
+    run: Run, root: Path, units: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
+) -> list[str]:
+    """Docker containers that a daemon-reload takes the GPUs from."""
+    # Asking a Docker that is stopped starts it, by its socket.
+    if units.get("docker.service", {}).get("active") != "active":
+        return []
+    return reload_victims(run, root, (facts.get("toolkit") or {}).get("version"))
+
+
 def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What software a host has, beside *facts* (of gpu_facts): schema "socle.host_stack/1".
 
@@ -244,5 +256,7 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "reboot": _reboot(root),
         "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), _read(proc_root / "version"))),
         "shm_mib": parse.parse_shm_mib(_read(proc_root / "mounts"), facts.get("memory_mib")),
+        "reload_victims": _reload_victims(run, root, units, facts),
+        "persistence_drop_in": (root / PERSISTENCE.lstrip("/")).is_file(),
         "gpu_processes": _gpu_processes(run, proc_root, facts),
     }

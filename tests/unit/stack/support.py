@@ -182,6 +182,8 @@ class Host:
             "reboot": {"required": False, "packages": []},
             "kernel_release": [6, 12, 118],
             "shm_mib": 257500,
+            "reload_victims": [],
+            "persistence_drop_in": True,
             "gpu_processes": [],
         }
         self.intent: dict[str, Any] = {

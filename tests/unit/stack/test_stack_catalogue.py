@@ -478,6 +478,15 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "There is no NVIDIA driver for each of 2 GPUs",
         lambda h: h.driver.update(version=None),
     ),
+    "SOC-H94": (
+        lambda h: (
+            h.use_docker("28.3.0"),
+            h.stack.update(reload_victims=["trainer"]),
+            h.facts.update(toolkit={"version": "1.17.8"}),
+        ),
+        "replaces container toolkit 1.17.8 by 1.20.0",
+        lambda h: (h.use_docker("28.3.0"), h.facts.update(toolkit={"version": "1.17.8"})),
+    ),
     "SOC-H95": (
         lambda h: h.gpu.update(bound_driver="vfio-pci"),
         "instances get the other GPUs (1 of 2)",
@@ -748,6 +757,81 @@ def test_a_third_party_repository_is_in_the_way_with_a_driver_of_it_only(uri: st
     assert findings(host, "SOC-H22") == []
     host.packages[name] = package()
     assert [one["severity"] for one in findings(host, "SOC-H22")] == ["error"]
+
+
+def test_the_legacy_hook_is_judged_by_what_is_installed_also_before_provisioning() -> None:
+    host = Host()
+    host.use_docker("28.3.0", runtimes={"nvidia": {}})
+    host.facts["toolkit"] = {"version": "1.17.8"}
+    host.intent["stage"] = "before"
+    for asked in ("1.20.0", None):
+        host.intent["toolkit_version"] = asked
+        assert "toolkit 1.17.8, auto" in findings(host, "SOC-H01")[0]["message"]
+    host.facts["toolkit"] = {"version": "1.18.2"}
+    assert findings(host, "SOC-H01") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda h: h.facts.update(toolkit={"version": None}), "installs the container toolkit"),
+        (wants(toolkit_version="1.20.1"), "replaces container toolkit 1.20.0 by 1.20.1"),
+        (
+            both(wants(toolkit_version=""), lambda h: h.facts.update(toolkit={"version": "1.16.2"})),
+            "replaces container toolkit 1.16.2,",
+        ),
+        (lambda h: h.use_docker("20.10.24"), "installs a container engine"),
+        (lambda h: h.stack.update(persistence_drop_in=False), "sets up nvidia-persistenced"),
+    ],
+)
+def test_containers_keep_their_gpus_when_provisioning_would_reload_systemd(change: Change, cause: str) -> None:
+    host = Host()
+    host.use_docker("28.3.0")
+    host.stack["reload_victims"] = ["trainer", "notebook"]
+    host.intent["stage"] = "before"
+    # A host on which nothing is to change is not refused for them.
+    assert [(one["id"], one["severity"]) for one in findings(host, "SOC-H01", "SOC-H94")] == [("SOC-H01", "warning")]
+    change(host)
+    found = findings(host, "SOC-H01", "SOC-H94")
+    assert [(one["id"], one["severity"]) for one in found] == [("SOC-H94", "error")]
+    assert f"{cause}" in found[0]["message"]
+    assert found[0]["message"].endswith("trainer, notebook.")
+    host.intent["stage"] = "after"
+    assert [one["id"] for one in findings(host, "SOC-H01")] == ["SOC-H01"]
+
+
+def test_nothing_of_persistence_is_set_up_where_it_is_not_wanted() -> None:
+    host = Host()
+    host.use_docker("28.3.0")
+    host.stack.update(reload_victims=["trainer"], persistence_drop_in=False)
+    host.intent["driver_persistence"] = False
+    assert findings(host, "SOC-H94") == []
+
+
+@pytest.mark.parametrize(
+    ("os", "words"),
+    [
+        ({"id": "debian", "version_id": "13"}, ['"dkms generate_mok"', '"mokutil --import /var/lib/dkms/mok.pub"']),
+        ({"id": "debian", "version_id": "12"}, ["openssl req ", '"mokutil --import /var/lib/dkms/mok.pub"']),
+        (
+            {"id": "ubuntu", "version_id": "24.04"},
+            [
+                "update-secureboot-policy --new-key",
+                "/var/lib/shim-signed/mok/MOK.der",
+                "gpu_driver_source: distribution",
+            ],
+        ),
+        ({"id": "rocky", "version_id": "9.6"}, ['"dkms generate_mok"', "EPEL"]),
+    ],
+)
+def test_a_host_without_a_signing_key_is_told_how_to_make_one(os: dict[str, str], words: list[str]) -> None:
+    host = Host()
+    host.set_driver(None)
+    host.facts.update(secure_boot=True, os=os)
+    host.stack["signing_key"] = {"path": None, "enrolled": False}
+    remedy = findings(host, "SOC-H26")[0]["remedy"]
+    assert remedy.startswith("Install dkms")
+    assert all(word in remedy for word in [*words, "repeat the run", "turn Secure Boot off"])
 
 
 def in_the_document(template: str) -> str:

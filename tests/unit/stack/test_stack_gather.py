@@ -325,6 +325,22 @@ def test_processes_are_told_by_unit_or_by_container(host: Host) -> None:
     assert owners == ["vllm-chat.service", "vllm-code", "session-4.scope", None]
 
 
+TRAINER = '["/trainer","nvidia",null,["NVIDIA_VISIBLE_DEVICES=all"]]\n'
+
+
+def test_containers_of_the_legacy_hook_are_told(host: Host) -> None:
+    host.answers.update({"systemctl show": SHOWN, "docker ps --quiet": "a1\n", "docker inspect": TRAINER})
+    assert host.stack(toolkit={"version": "1.17.8"})["reload_victims"] == ["trainer"]
+    assert host.stack(toolkit={"version": "1.18.2"})["reload_victims"] == []
+
+
+def test_a_docker_that_is_stopped_is_not_asked(host: Host) -> None:
+    """Its socket would start it."""
+    host.answers.update({"systemctl show": SHOWN.replace("ActiveState=active", "ActiveState=inactive")})
+    assert host.stack(toolkit={"version": "1.17.8"})["reload_victims"] == []
+    assert not [command for command in host.asked if command.startswith("docker")]
+
+
 def test_a_process_without_a_unit_has_no_owner() -> None:
     assert cgroup_owner("0::/\n") is None
     assert cgroup_owner("") is None
@@ -339,6 +355,7 @@ def test_the_rest_is_read_from_plain_files(host: Host) -> None:
     host.write("dev/nvidia-caps/nvidia-cap1")
     host.write("etc/modules-load.d/nvidia.conf", "# loaded early\nnvidia-uvm\n")
     host.write("sys/module/nvidia/version", "580.159.04")
+    host.write("etc/systemd/system/nvidia-persistenced.service.d/socle.conf")
     host.write("sys/fs/selinux/enforce", "1")
     host.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
     host.write("var/run/reboot-required")
@@ -355,3 +372,4 @@ def test_the_rest_is_read_from_plain_files(host: Host) -> None:
     assert stack["oci_hooks"] == ["/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"]
     assert stack["cdi"]["environment"] == {"NVIDIA_CTK_DEBUG": "1"}
     assert stack["kernel_release"] == [6, 1, 190]
+    assert stack["persistence_drop_in"] is True
