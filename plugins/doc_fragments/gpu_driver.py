@@ -18,9 +18,10 @@ options:
     default: {}
     suboptions:
       state:
-        description: Whether the driver shall be installed.
+        description: >-
+          Whether the driver shall be installed; V(unmanaged) only compares the one that runs with what is needed.
         type: str
-        choices: [present, absent]
+        choices: [present, absent, unmanaged]
         default: present
       source:
         description: NVIDIA's repository, or the packages of the distribution.

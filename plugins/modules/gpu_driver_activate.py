@@ -13,7 +13,7 @@ description:
   - Compares the loaded module with the one on disk. Where they differ, stops the driver's own units, loads the
     modules anew, starts the units again and has the CDI specification written anew.
   - Where modules cannot be removed because something uses them, or nouveau holds the GPUs, nothing is changed and
-    RV(reboot_required) says so.
+    RV(reboot_required) says so. Where processes of somebody else use them, it fails and names them.
   - Then proves that C(nvidia-smi) answers with every GPU of the PCI bus, that all versions are equal, that the
     flavour is right, and on hosts with an NVSwitch that the fabric is configured.
 author:
@@ -31,9 +31,11 @@ attributes:
     support: none
 options:
   state:
-    description: With V(absent) the modules are unloaded, before their packages are removed.
+    description: >-
+      With V(absent) the modules are unloaded, before their packages are removed. With V(unmanaged) the driver is proven
+      as it is, and nothing is changed.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, unmanaged]
     default: present
   version:
     description: The version that must run; omitted, the versions need only be equal.
@@ -51,10 +53,17 @@ options:
     type: bool
     default: false
   reboot:
-    description: With V(never), a host that needs a reboot fails with the reason.
+    description: >-
+      With V(never), a host that needs a reboot fails with the reason. With V(auto) and V(never), one fails where
+      processes that are not of O(stopped) use the GPUs; V(force) changes the driver in spite of them.
     type: str
     choices: [auto, never, force]
     default: auto
+  stopped:
+    description: Units that were stopped before, or in check mode would have been.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -105,12 +114,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "unmanaged"], "default": "present"},
             "version": {"type": "str"},
             "flavour": {"type": "str", "choices": ["open", "proprietary"]},
             "module_options": {"type": "dict", "default": {}},
             "nvswitch": {"type": "bool", "default": False},
             "reboot": {"type": "str", "choices": ["auto", "never", "force"], "default": "auto"},
+            "stopped": {"type": "list", "elements": "str", "default": []},
             "root": {"type": "path", "default": "/"},
             "sys_root": {"type": "path", "default": "/sys"},
             "proc_root": {"type": "path", "default": "/proc"},
@@ -124,12 +134,15 @@ def main() -> None:
         flavour=params["flavour"],
         options=params["module_options"],
         nvswitch=params["nvswitch"],
-        never_reboot=params["reboot"] == "never",
+        reboot=params["reboot"],
+        stopped=tuple(params["stopped"]),
     )
     try:
         activator = Activator(host_of(module).run, roots, time.sleep, time.monotonic)
         if params["state"] == "absent":
             result = activator.unload(module.check_mode)
+        elif params["state"] == "unmanaged":
+            result = activator.verify(expected)
         else:
             result = activator.activate(expected, module.check_mode)
     except SocleError as error:

@@ -131,7 +131,7 @@ summary:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan_as_is, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan_as_is, summary, verification
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
@@ -141,9 +141,10 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     facts = module.params["facts"]
+    settings = settings_of(module)
     make = rpm_plan if is_rpm_system(facts["os"]) else plan_as_is
     try:
-        result = make(host_of(module), settings_of(module), facts)
+        result = (verification if settings.state == "unmanaged" else make)(host_of(module), settings, facts)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, plan=result.as_dict(), summary=summary(result))

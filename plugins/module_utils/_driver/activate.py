@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.files impo
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
 )
+from ansible_collections.socle.inference.plugins.module_utils._driver.users import OWN_UNITS, foreign_users
 from ansible_collections.socle.inference.plugins.module_utils._gpu import driver, pci, smi
 
 HOLDERS = {"nvidia": ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem"), "nvidia_modeset": ("nvidia_drm",)}
 """Module -> those that count as its users while they are loaded."""
 
 FABRIC_UNIT = "nvidia-fabricmanager.service"
-OWN_UNITS = (FABRIC_UNIT, "nvidia-persistenced.service")
-"""Units of the driver that keep its modules in use; stopped before a reload and started after it."""
-
 CDI_UNIT = "nvidia-cdi-refresh.service"
 CDI_PATH = "nvidia-cdi-refresh.path"
 
@@ -47,7 +45,10 @@ class Expected:
     flavour: str | None
     options: Mapping[str, Any]
     nvswitch: bool
-    never_reboot: bool
+    reboot: str = "auto"
+    """"auto", "never", or "force": also under what somebody else runs on the GPUs."""
+    stopped: tuple[str, ...] = ()
+    """Units that the caller has stopped; with check, would have stopped."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,17 @@ class Activator:
                 f" kernel's headers (linux-headers-{state.kernel}) are installed, then repeat the run."
             )
         units: list[str] = []
-        if wish.action != "none" and not check and state.loaded is not None:
-            units = self._stop_units()
-            wish = reboot.activation(self.state(), different)
+        if wish.action != "none" and state.loaded is not None:
+            others = self._foreign_users(expected, wish)
+            if not check:
+                units = self._stop_units()
+                wish = reboot.activation(self.state(), different)
+            elif expected.stopped or self._running_units():
+                # How much of the count is theirs cannot be told before they are stopped.
+                wish = reboot.activation(replace(state, users={}), different, others)
         if wish.action == "reboot":
             self._start_units(units)
-            if expected.never_reboot and not check:
+            if expected.reboot == "never" and not check:
                 raise DriverError(
                     f"The driver does not run yet: a reboot is needed because {wish.reason}, and gpu_driver_reboot is"
                     " never; reboot the host and repeat the run."
@@ -106,6 +112,28 @@ class Activator:
         self._prove_options(expected.options)
         gpus = self._prove(expected, state, fresh=wish.action == "load" or bool(started))
         return self._result(wish.action == "load" or bool(started), wish, state, gpus)
+
+    def _foreign_users(self, expected: Expected, wish: reboot.Activation) -> list[str]:
+        """Processes that neither this nor the caller stops; raises DriverError for them unless force is set."""
+        others = foreign_users(self.run, self.roots.proc, (), expected.stopped)
+        if others and expected.reboot != "force":
+            raise DriverError(
+                f"The driver does not run yet: {wish.reason}, but {', '.join(others[:5])} would be ended by a change;"
+                " end that first and repeat the run, or set gpu_driver_reboot: force, which changes the module or"
+                " reboots all the same."
+            )
+        return others
+
+    def verify(self, expected: Expected) -> dict[str, Any]:
+        """Prove a driver that somebody else takes care of; nothing is loaded, started or stopped."""
+        state = self.state()
+        if state.loaded is None:
+            raise DriverError(
+                "No driver is loaded, and gpu_driver_state is unmanaged, so that this run installs and loads none; load"
+                " it by the means it was installed with, or set gpu_driver_state: present."
+            )
+        gpus = self._prove(expected, state, fresh=False)
+        return self._result(False, reboot.Activation("none", f"module {state.loaded} is loaded"), state, gpus)
 
     def unload(self, check: bool) -> dict[str, Any]:
         """Remove the loaded modules, before their packages go; raises DriverError while something uses them."""
@@ -184,12 +212,18 @@ class Activator:
     def _stop_units(self) -> list[str]:
         """Stop the driver's own units that run; in the order in which they start again."""
         stopped: list[str] = []
+        for unit in self._running_units():
+            self._must(["systemctl", "stop", unit], f"Cannot stop {unit}")
+            stopped.insert(0, unit)
+        return stopped
+
+    def _running_units(self) -> list[str]:
+        running = []
         for unit in OWN_UNITS:
             answer = self.run(["systemctl", "is-active", unit])
             if answer is not None and answer[1].strip() in ("active", "activating", "reloading"):
-                self._must(["systemctl", "stop", unit], f"Cannot stop {unit}")
-                stopped.insert(0, unit)
-        return stopped
+                running.append(unit)
+        return running
 
     def _start_units(self, units: Sequence[str]) -> None:
         for unit in units:

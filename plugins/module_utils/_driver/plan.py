@@ -22,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     DriverError,
     Repository,
     Wanted,
+    branch_of,
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
@@ -154,13 +155,31 @@ def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
         if gpu.get("virtualization") == "vgpu":
             raise DriverError(
                 f"GPU {gpu['pci_bus_id']} is a share of a GPU (vGPU), whose driver comes from the hypervisor's vendor;"
-                " install that one, and leave this role out for the host."
+                " install that one, and set gpu_driver_state: unmanaged for the host."
             )
     if all(gpu.get("bound_driver") == "vfio-pci" for gpu in gpus):
         raise DriverError(
             f"GPU {gpus[0]['pci_bus_id']} is reserved for virtual machines (vfio-pci), so that no driver can use it;"
             " release it, or leave this role out for the host."
         )
+
+
+def verification(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
+    """The plan where somebody else takes care of the driver: no change; raises DriverError for one that will not do."""
+    decide.check_settings(settings)
+    version, flavour = facts["driver"].get("version"), facts["driver"].get("flavour")
+    result = Plan(version=version, installed_version=version, flavour=flavour, source=settings.source)
+    if version is None:
+        return result
+    asked = settings.version or settings.branch
+    if asked and asked not in (version, branch_of(version)):
+        variable = "gpu_driver_version" if settings.version else "gpu_driver_branch"
+        raise DriverError(
+            f"{variable} is {asked}, and driver {version} runs, which gpu_driver_state: unmanaged leaves as it is;"
+            f" install {asked} by the means that the driver came with, or remove {variable}. Nothing was changed."
+        )
+    decide.check_version(settings, version, str(flavour), (), signed=True)
+    return result
 
 
 class Planner:
@@ -301,8 +320,8 @@ class Planner:
             raise DriverError(
                 f"Cannot change the driver ({why}): its packages have systemd read its units anew, which takes the GPUs"
                 f" from Docker containers of the legacy hook, and {_some(victims)}"
-                f" {'is' if len(victims) == 1 else 'are'} running; stop them first, or start them with --device nvidia.com/gpu=..., and repeat the run; or set"
-                " gpu_driver_reboot: force. Nothing was changed."
+                f" {'is' if len(victims) == 1 else 'are'} running; stop them first, or start them with --device"
+                " nvidia.com/gpu=..., and repeat the run; or set gpu_driver_reboot: force. Nothing was changed."
             )
 
     def _differs(self, argument: str) -> bool:

@@ -43,7 +43,7 @@ def host_of(module: Any) -> Host:
 
 
 SETTINGS = {
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "absent", "unmanaged"], "default": "present"},
     "source": {"type": "str", "choices": ["nvidia", "distribution"], "default": "nvidia"},
     "branch": {"type": "str", "default": ""},
     "version": {"type": "str", "default": ""},

@@ -136,7 +136,6 @@ def expected(**changes: Any) -> Expected:
         "flavour": "open",
         "options": {},
         "nvswitch": False,
-        "never_reboot": False,
     }
     return Expected(**{**default, **changes})
 
@@ -190,7 +189,7 @@ def test_modules_in_use_need_a_reboot_and_stay(machine: Machine) -> None:
     assert result["reboot_required"] and "in use: nvidia (3)" in result["reason"]
     assert machine.loaded() == "580.126.09" and "nvidia-persistenced.service" in machine.active
     with pytest.raises(DriverError, match=r"a reboot is needed because .*gpu_driver_reboot is never"):
-        activate(machine, never_reboot=True)
+        activate(machine, reboot="never")
 
 
 def test_check_mode_touches_nothing(machine: Machine) -> None:
@@ -303,3 +302,49 @@ def test_units_that_were_stopped_by_hand_run_again(machine: Machine) -> None:
     assert activate(machine, nvswitch=True)["changed"]
     assert machine.active == {"nvidia-fabricmanager.service", "nvidia-persistenced.service"}
     assert not activate(machine, nvswitch=True)["changed"]
+
+
+def process(machine: Machine, pid: int, unit: str) -> None:
+    """A process that has a GPU open."""
+    machine.put(f"proc/{pid}/comm", "python3")
+    machine.put(f"proc/{pid}/cgroup", f"0::/system.slice/{unit}")
+    folder = machine.root / f"proc/{pid}/fd"
+    folder.mkdir()
+    (folder / "5").symlink_to("/dev/nvidia0")
+
+
+def test_no_reload_and_no_reboot_ends_what_somebody_else_runs(machine: Machine) -> None:
+    machine.load("580.126.09", users=2)
+    machine.unit("nvidia-persistenced.service")
+    process(machine, 77, "train.service")
+    for check in (True, False):
+        with pytest.raises(DriverError, match=r"process 77 \(python3 of train\.service\) would be ended.*: force"):
+            activate(machine, check=check)
+    assert machine.loaded() == "580.126.09" and not any("stop" in call for call in machine.calls)
+    assert activate(machine, reboot="force")["reboot_required"]
+    assert activate(machine, reboot="force", check=True)["reboot_required"]
+
+
+def test_check_mode_says_what_the_run_will_do_once_units_are_stopped(machine: Machine) -> None:
+    machine.load("580.126.09", users=2)
+    machine.unit("nvidia-persistenced.service")
+    process(machine, 8, "nvidia-persistenced.service")
+    process(machine, 9, "vllm-chat.service")
+    result = activate(machine, check=True, stopped=("vllm-chat.service",))
+    assert (result["action"], result["reboot_required"]) == ("load", False)
+    machine.active.clear()
+    assert activate(machine, check=True, reboot="force")["reboot_required"], "nothing is stopped, and they go on"
+
+
+def test_a_driver_of_somebody_else_is_proven_and_left_alone(machine: Machine) -> None:
+    with pytest.raises(DriverError, match="No driver is loaded, and gpu_driver_state is unmanaged"):
+        machine.activator().verify(expected(version=None, flavour=None))
+    machine.load("580.178.04")
+    machine.unit("nvidia-persistenced.service", active=False)
+    machine.put("etc/systemd/system/nvidia-persistenced.service.d/socle.conf", "")
+    result = machine.activator().verify(expected(version=None, flavour=None))
+    assert not result["changed"] and result["gpus"] == ["GPU-1", "GPU-2"]
+    machine.disk = "580.126.09"
+    with pytest.raises(DriverError, match=r"module on disk 580\.126\.09"):
+        machine.activator().verify(expected(version=None, flavour=None))
+    assert not any(call.startswith(("modprobe", "systemctl")) for call in machine.calls)

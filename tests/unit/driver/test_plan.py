@@ -17,6 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     plan,
     plan_as_is,
     summary,
+    verification,
 )
 
 from .fake_host import KERNEL, FakeHost, facts
@@ -433,3 +434,21 @@ def test_removal_tells_of_what_is_not_stopped(fake: FakeHost) -> None:
     told = busy(fake, upgradable(fake))
     with pytest.raises(DriverError, match=r"process 77 \(python3 of train\.service\) uses it"):
         planned(fake, told, state="absent", services=("vllm-chat",))
+
+
+def test_a_driver_of_somebody_else_is_compared_only(fake: FakeHost) -> None:
+    fake.install("580.126.09", held=True)
+
+    def verified(told: dict[str, Any], **settings: Any) -> Plan:
+        wanted = Settings(**{"repository_url": BASE, "state": "unmanaged", "branch": "", **settings})
+        return verification(fake.host(), wanted, told)
+
+    found = verified(loaded("580.126.09"))
+    assert found.action == "none" and not found.changed_needed and not found.refresh
+    assert found.version == "580.126.09" and found.services == []
+    with pytest.raises(DriverError, match="an image with CUDA 13 needs 580"):
+        verified(loaded("570.211.01"))
+    for settings in ({"branch": "595"}, {"version": "580.178.04"}):
+        with pytest.raises(DriverError, match=r"and driver 580\.126\.09 runs, which gpu_driver_state: unmanaged"):
+            verified(loaded("580.126.09"), **settings)
+    assert fake.calls == []

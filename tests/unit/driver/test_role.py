@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.doc_fragments.gpu_driver import ModuleDocFragment
@@ -52,3 +53,39 @@ def test_every_module_reads_the_roots_that_a_simulated_host_sets() -> None:
             for name, arguments in task.items():
                 if name.startswith("socle.inference.gpu_driver_") and name != "socle.inference.gpu_driver_packages":
                     assert "proc_root" in arguments, f"{path.name}: {task['name']}"
+
+
+def truth(condition: Any, variables: dict[str, Any]) -> bool:
+    """What Ansible makes of a task's "when" with the role's own variables."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    environment.tests["failed"] = lambda result: bool(result.get("failed"))
+    own = load("vars/main.yml")["__gpu_driver_stays"]
+    stays = environment.from_string(own).render(variables) == "True"
+    conditions = condition if isinstance(condition, list) else [condition]
+    return all(environment.compile_expression(one)(**variables, __gpu_driver_stays=stays) for one in conditions)
+
+
+def carried_out() -> dict[str, Any]:
+    tasks = load("tasks/main.yml")[0]["block"]
+    return next(task for task in tasks if task["name"] == "Carry out the plan")
+
+
+@pytest.mark.parametrize(
+    ("state", "packages", "again"),
+    [
+        ("present", {"failed": True}, True),
+        ("absent", {"failed": False}, False),
+        ("absent", {"failed": True}, True),
+        ("absent", None, True),
+    ],
+)
+def test_what_was_stopped_runs_again_unless_the_driver_is_gone(state: str, packages: Any, again: bool) -> None:
+    variables: dict[str, Any] = {"gpu_driver_state": state, "ansible_check_mode": False}
+    if packages is not None:
+        variables["__gpu_driver_packages"] = packages
+    start = next(task for task in carried_out()["always"] if task["name"] == "Start again what was stopped")
+    assert truth(start["when"], variables) is again
+
+
+def test_a_driver_of_somebody_else_is_not_touched() -> None:
+    assert not truth(carried_out()["when"], {"gpu_driver_state": "unmanaged"})
