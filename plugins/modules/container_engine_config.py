@@ -13,16 +13,19 @@ description:
   - For Docker, merges settings into C(/etc/docker/daemon.json). What is there and not named here stays, C(exec-opts),
     C(live-restore), C(data-root) and everything else. A file that is not valid JSON is refused.
   - The new file is tried with C(dockerd --validate) (Docker 23 or newer) before it replaces the old one. dockerd is
-    restarted or reloaded only when the file changed in a way that needs it. When it does not come back, the old file
-    does.
+    restarted or reloaded only when the file changed in a way that needs it, and see O(restart). When it does not come
+    back, the old file does.
+  - A key is not written where a flag of C(docker.service) sets the same thing, since dockerd would not start with both.
   - For Podman, writes C(/etc/containers/containers.conf.d/50-socle.conf) and
     C(/etc/containers/registries.conf.d/50-socle.conf), which Podman merges over the main files. Nothing is restarted.
-  - Log rotation and the limit of open files fill gaps in C(daemon.json) only; a value of the user's own stays. What was
-    set here before follows the options, and goes when they no longer name it.
+  - Log rotation and the limit of open files fill gaps in C(daemon.json) only; a value of the user's own stays, and a
+    Docker that was on the host before gets them only when they are asked for. What was set here before follows the
+    options, and goes when they no longer name it.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.container_engine
 attributes:
   check_mode:
     support: full
@@ -44,45 +47,10 @@ options:
         Podman from 5.1 on.
     type: bool
     default: false
-  registry_mirrors:
-    description: Addresses of mirrors of docker.io, in the order in which they are asked.
-    type: list
-    elements: str
-    default: []
-  proxy:
-    description: Proxies of the engine for its own downloads.
-    type: dict
-    default: {}
-    suboptions:
-      http:
-        description: Proxy for http addresses.
-        type: str
-        default: ""
-      https:
-        description: Proxy for https addresses.
-        type: str
-        default: ""
-      no_proxy:
-        description: Names and addresses without a proxy, with commas between them.
-        type: str
-        default: ""
-  log_max_size:
-    description: Size at which a container's log file is rotated, such as V(50m); empty leaves logs alone.
-    type: str
-    default: ""
-  log_max_files:
-    description: How many rotated log files Docker keeps of a container.
-    type: int
-    default: 0
-  nofile:
-    description:
-      - Limit of open files in Docker's containers, at most that of the host's first process. 0 leaves it alone.
-    type: int
-    default: 0
-  state_dir:
-    description: Folder of socle's state on the host, where it notes what it has set.
-    type: path
-    default: /var/lib/socle
+  fresh:
+    description: Whether the engine was not on the host before this run; then V(auto) settings are for it too.
+    type: bool
+    default: false
 seealso:
   - module: socle.inference.container_engine_plan
 """
@@ -116,62 +84,39 @@ files:
   elements: str
 """
 
-import resource
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
-
-
-def open_files(wanted: int) -> int:
-    """The wanted limit, at most that of PID 1, above which no container of a confined host starts."""
-    _soft, hard = resource.prlimit(1, resource.RLIMIT_NOFILE)
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            **ARGUMENTS,
             "engine": {"type": "str", "choices": ["podman", "docker"], "required": True},
             "version": {"type": "str"},
             "cdi": {"type": "bool", "default": False},
-            "registry_mirrors": {"type": "list", "elements": "str", "default": []},
-            "proxy": {
-                "type": "dict",
-                "default": {},
-                "options": {
-                    "http": {"type": "str", "default": "", "no_log": True},
-                    "https": {"type": "str", "default": "", "no_log": True},
-                    "no_proxy": {"type": "str", "default": ""},
-                },
-            },
-            "log_max_size": {"type": "str", "default": ""},
-            "log_max_files": {"type": "int", "default": 0},
-            "nofile": {"type": "int", "default": 0},
-            "state_dir": {"type": "path", "default": "/var/lib/socle"},
+            "fresh": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     params = module.params
-    settings = Settings(
-        needs_cdi=params["cdi"],
-        mirrors=tuple(params["registry_mirrors"]),
-        http_proxy=params["proxy"].get("http") or "",
-        https_proxy=params["proxy"].get("https") or "",
-        no_proxy=params["proxy"].get("no_proxy") or "",
-        log_max_size=params["log_max_size"],
-        log_max_files=params["log_max_files"],
-        nofile=open_files(params["nofile"]) if params["nofile"] else 0,
-    )
     config = EngineConfig(run, Files(), state_dir=Path(params["state_dir"]))
     try:
         version = engine_version(run, params["engine"]) or params["version"]
-        bring = config.docker if params["engine"] == "docker" else config.podman
-        outcome = bring(settings, version, check=module.check_mode)
+        outcome = config.bring(
+            params["engine"],
+            from_options(params, params["cdi"]),
+            version,
+            check=module.check_mode,
+            fresh=params["fresh"],
+            restart=params["restart"],
+        )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in outcome.warnings:

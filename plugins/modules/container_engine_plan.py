@@ -12,12 +12,15 @@ version_added: 0.1.0
 description:
   - Keeps an engine that is installed and new enough. Else takes Podman of the distribution from 4.6 on, else Docker of
     the distribution (25 or newer where containers get GPUs), else fails in one sentence with the way out.
+  - Refuses what M(socle.inference.container_engine_config) would refuse of the settings, and an upgrade of Docker that
+    would stop containers; see O(restart).
   - Changes nothing but apt's package lists, and these only on a host that never read them. In check mode they are read
     into a temporary folder.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
   - socle.inference.attributes
+  - socle.inference.container_engine
 attributes:
   check_mode:
     support: full
@@ -70,6 +73,10 @@ source:
   description: V(installed), V(distribution) or V(docker).
   returned: success
   type: str
+fresh:
+  description: Whether the engine is not on the host yet.
+  returned: success
+  type: bool
 family:
   description: Kind of package manager, V(debian) or V(redhat).
   returned: success
@@ -84,17 +91,22 @@ repository:
   type: dict
 """
 
+from pathlib import Path
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import Request, plan
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            **ARGUMENTS,
             "engine": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "docker_source": {"type": "str", "choices": ["distribution", "docker"], "default": "distribution"},
             "docker_repository_url": {"type": "str", "default": "https://download.docker.com"},
@@ -111,10 +123,21 @@ def main() -> None:
         host=params["host"],
         os=params["facts"].get("os") or {},
         docker_url=params["docker_repository_url"],
+        restart=params["restart"],
     )
     try:
         installed = {engine: engine_version(run, engine) for engine in ENGINES}
         result = plan(run, request, installed, check=module.check_mode)
+        # Refusals come before anything is installed, the driver included.
+        EngineConfig(run, Files(), state_dir=Path(params["state_dir"])).bring(
+            result["engine"],
+            from_options(params, request.needs_cdi),
+            result["version"],
+            check=True,
+            fresh=result["fresh"],
+            # Packages may bring the client first that tells which containers run.
+            restart="always" if result["packages"] else params["restart"],
+        )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, **result)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import Version, parse_version
@@ -33,6 +33,16 @@ RELOADED = frozenset(
 )
 """What dockerd takes over without a restart (Docker's manual, "Configuration reload behavior")."""
 
+FLAGS = {
+    "default-ulimits": "default-ulimit",
+    "features": "feature",
+    "log-driver": "log-driver",
+    "log-opts": "log-opt",
+    "registry-mirrors": "registry-mirror",
+}
+"""dockerd's flags for what is set here, without their dashes; a flag of a proxy is called as its key. dockerd does not
+start with a flag and a key for the same thing, and its --validate does not see the flags of the service."""
+
 Leaves = dict[str, Any]
 """Values by path, such as {"features/cdi": True}. A list, and an entry of default-ulimits, is one value."""
 
@@ -52,6 +62,9 @@ class Settings:
     log_max_files: int = 0
     nofile: int = 0
     """Open files of a container; 0 leaves that alone."""
+    log_is_default: bool = False
+    nofile_is_default: bool = False
+    """Whether nobody asked for it: then only a Docker gets it that socle installed."""
 
     @property
     def proxies(self) -> dict[str, str]:
@@ -125,15 +138,26 @@ def _drop(content: dict[str, Any], path: str) -> None:
 
 
 def wanted(
-    settings: Settings, content: Mapping[str, Any], ours: Mapping[str, str], version: str | None
+    settings: Settings,
+    content: Mapping[str, Any],
+    ours: Mapping[str, str],
+    version: str | None,
+    *,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    installed_here: bool = False,
 ) -> tuple[Leaves, Leaves]:
-    """(hard, soft): what must be so, and what only fills gaps. An unknown version is taken for the newest."""
+    """(hard, soft): what must be so, and what only fills gaps. An unknown version is taken for the newest.
+
+    *flags* are those that dockerd is started with; *installed_here* says whether socle brought this Docker. Raises
+    ToolkitError where something must be so that a flag sets already.
+    """
+    given = flags or {}
     parsed: Version = parse_version(version) or (999, 0, 0)
     hard: Leaves = {}
-    soft: Leaves = {}
     cdi = get(content, "features/cdi")
     # A setting that was needed once stays after an upgrade: taking it out would cost a restart for nothing.
-    if settings.needs_cdi and (parsed < DOCKER_CDI_DEFAULT or cdi is False or "features/cdi" in ours):
+    due = parsed < DOCKER_CDI_DEFAULT or cdi is False or "features/cdi" in ours
+    if settings.needs_cdi and due and not {"cdi", "cdi=true"} & set(given.get("feature", ())):
         hard["features/cdi"] = True
     if settings.mirrors:
         hard["registry-mirrors"] = list(settings.mirrors)
@@ -144,15 +168,46 @@ def wanted(
         )
     for name, value in settings.proxies.items():
         hard[f"proxies/{name}"] = value
+    for path, value in hard.items():
+        if _flag(path) in given and get(content, path) != value:
+            raise ToolkitError(
+                f"Cannot set {path.replace('/', '.')} in Docker's daemon.json: docker.service starts dockerd with"
+                f" --{_flag(path)}, and dockerd does not start with both; move what that flag says into daemon.json,"
+                " restart Docker, then repeat the run. Nothing was changed."
+            )
+    return hard, _fillers(settings, content, ours, given, installed_here)
+
+
+def _flag(path: str) -> str:
+    first, _slash, rest = path.partition("/")
+    return rest if first == "proxies" else FLAGS[first]
+
+
+def _fillers(
+    settings: Settings,
+    content: Mapping[str, Any],
+    ours: Mapping[str, str],
+    flags: Mapping[str, Sequence[str]],
+    installed_here: bool,
+) -> Leaves:
+    logs: Leaves = {}
+    limits: Leaves = {}
     # Other drivers rotate by themselves or send logs away, and refuse json-file's options.
-    if settings.log_max_size and content.get("log-driver", "json-file") == "json-file":
-        soft["log-driver"] = "json-file"
-        soft["log-opts/max-size"] = settings.log_max_size
+    own_log = content.get("log-driver", "json-file") == "json-file" and not {"log-driver", "log-opt"} & set(flags)
+    if settings.log_max_size and own_log:
+        logs["log-driver"] = "json-file"
+        logs["log-opts/max-size"] = settings.log_max_size
         if settings.log_max_files:
-            soft["log-opts/max-file"] = str(settings.log_max_files)
-    if settings.nofile:
-        soft["default-ulimits/nofile"] = {"Name": "nofile", "Hard": settings.nofile, "Soft": settings.nofile}
-    return hard, soft
+            logs["log-opts/max-file"] = str(settings.log_max_files)
+    if settings.nofile and "default-ulimit" not in flags:
+        limits["default-ulimits/nofile"] = {"Name": "nofile", "Hard": settings.nofile, "Soft": settings.nofile}
+    # A Docker of somebody else is not restarted for what nobody asked for; what was set before stays.
+    return {
+        path: value
+        for values, is_default in ((logs, settings.log_is_default), (limits, settings.nofile_is_default))
+        for path, value in values.items()
+        if installed_here or not is_default or path in ours
+    }
 
 
 def merge(
@@ -199,20 +254,31 @@ def mask(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s\"'@]+@", "***@", text)
 
 
-def parse_ledger(text: str | None) -> dict[str, str]:
+@dataclass(frozen=True)
+class Ledger:
+    """What is remembered of a host's Docker."""
+
+    ours: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what was set here, by path."""
+    installed_here: bool = False
+    """Whether Docker was not on the host before."""
+
+
+def parse_ledger(text: str | None) -> Ledger:
     """The ledger's content; a damaged one counts as empty, so that nothing is taken for ours."""
     try:
         content = json.loads(text or "{}")
     except ValueError:
-        return {}
+        return Ledger()
     if not isinstance(content, dict) or not isinstance(content.get("set"), dict):
-        return {}
-    return {str(path): str(mark) for path, mark in content["set"].items()}
+        return Ledger()
+    ours = {str(path): str(mark) for path, mark in content["set"].items()}
+    return Ledger(ours, content.get("installed") is True)
 
 
-def render_ledger(ledger: Mapping[str, str]) -> str:
+def render_ledger(ledger: Ledger) -> str:
     """The ledger's text."""
-    return json.dumps({"set": dict(sorted(ledger.items()))}, indent=1) + "\n"
+    return json.dumps({"installed": ledger.installed_here, "set": dict(sorted(ledger.ours.items()))}, indent=1) + "\n"
 
 
 def paths(changes: Iterable[str]) -> str:

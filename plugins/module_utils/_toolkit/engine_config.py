@@ -7,14 +7,16 @@ from __future__ import annotations
 import re
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner, explaining
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dropins
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dockerd, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Ledger, Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import DOCKER_PROXIES, Which
 
 DAEMON_JSON = "etc/docker/daemon.json"
@@ -66,6 +68,21 @@ class EngineConfig:
             return 0o600
         return stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
 
+    def bring(
+        self,
+        engine: str,
+        settings: Settings,
+        version: str | None,
+        *,
+        check: bool = False,
+        fresh: bool = False,
+        restart: str = "auto",
+    ) -> Outcome:
+        """Bring the settings to one engine; the options are those of ``docker``."""
+        if engine == "docker":
+            return self.docker(settings, version, check=check, fresh=fresh, restart=restart)
+        return self.podman(settings, version, check=check)
+
     # Podman
 
     def podman(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
@@ -107,8 +124,20 @@ class EngineConfig:
 
     # Docker
 
-    def docker(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
-        """Merge the settings into daemon.json, and let dockerd take them over where that is due."""
+    def docker(
+        self,
+        settings: Settings,
+        version: str | None,
+        *,
+        check: bool = False,
+        fresh: bool = False,
+        restart: str = "auto",
+    ) -> Outcome:
+        """Merge the settings into daemon.json, and let dockerd take them over where that is due.
+
+        *fresh* says that Docker was not on the host before this run; *restart* is one of dockerd.RESTARTS. Raises
+        ToolkitError where a restart is due and must not come; then nothing was changed.
+        """
         dropins.check_mirrors(settings.mirrors)
         if settings.log_max_size:
             dropins.size_bytes(settings.log_max_size)
@@ -116,8 +145,13 @@ class EngineConfig:
         text = self._files.read(path)
         content = daemon_json.parse(text, f"/{DAEMON_JSON}")
         ledger = daemon_json.parse_ledger(self._files.read(self._ledger))
-        hard, soft = daemon_json.wanted(settings, content, ledger, version)
-        merged, ledger_after = daemon_json.merge(content, hard, soft, ledger)
+        installed_here = fresh or ledger.installed_here
+        service = dockerd.read(self._run, self._files, self._root)
+        hard, soft = daemon_json.wanted(
+            settings, content, ledger.ours, version, flags=service.flags, installed_here=installed_here
+        )
+        merged, ours = daemon_json.merge(content, hard, soft, ledger.ours)
+        ledger_after = Ledger(ours, installed_here)
         outcome = Outcome()
         if content.get("default-runtime") == "nvidia":
             outcome.warnings.append(
@@ -129,12 +163,11 @@ class EngineConfig:
         if merged != content:
             outcome.note(f"/{DAEMON_JSON}", text or "", daemon_json.render(merged))
             self._validate(daemon_json.render(merged), version)
-        running = self._is_running()
-        if not running:
+        if not service.running:
             outcome.action = "start"
         elif "restart" in (due, pending):
             outcome.action = "restart"
-            outcome.containers = self._containers()
+            outcome.containers = dockerd.allow_restart(self._run, restart, _cause(content, merged))
         elif "reload" in (due, pending):
             outcome.action = "reload"
         outcome.changed = outcome.changed or outcome.action != "none"
@@ -142,7 +175,7 @@ class EngineConfig:
             return outcome
         with explaining("write Docker's settings"):
             if outcome.action != "none":
-                self._files.write(self._root / PENDING, outcome.action if running else "none")
+                self._files.write(self._root / PENDING, outcome.action if service.running else "none")
             # First, so that an interrupted run does not take its own values for somebody else's.
             if ledger_after != ledger:
                 self._files.write(self._ledger, daemon_json.render_ledger(ledger_after), 0o600)
@@ -181,14 +214,6 @@ class EngineConfig:
                 stderr=reason,
             )
 
-    def _is_running(self) -> bool:
-        done = self._run(["systemctl", "show", "docker.service", "--property=ActiveState"])
-        return "ActiveState=active" in done.stdout
-
-    def _containers(self) -> int:
-        done = self._run(["docker", "ps", "--quiet"])
-        return len(done.stdout.split()) if done.returncode == 0 else 0
-
     def _take_over(self, action: str) -> str | None:
         """None where dockerd runs with the file, else the reason why not."""
         done = self._run(["systemctl", action, "docker.service"], timeout_s=RESTART_S)
@@ -205,6 +230,12 @@ class EngineConfig:
             f"Docker did not {action} with the settings that went into /{DAEMON_JSON}: {fault}; they were taken out,"
             f" and Docker {state}; see 'journalctl -u docker' on the host, correct the cause, and repeat the run."
         )
+
+
+def _cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    changed = [key for key in {*before, *after} if before.get(key) != after.get(key)]
+    named = f"{', '.join(sorted(changed))} in" if changed else "what it has not taken over yet of"
+    return f"{named} /{DAEMON_JSON}"
 
 
 def _reason(journal: str) -> str:

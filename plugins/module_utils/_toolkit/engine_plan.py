@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Runner
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import (
     ENGINES,
     parse_version,
@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Eng
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt, dpkg
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_sources
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import dockerd
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, plain
 
 PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -70,6 +71,8 @@ class Request:
     host: str
     os: Mapping[str, Any]
     docker_url: str
+    restart: str = "auto"
+    """Whether dockerd may be restarted, one of dockerd.RESTARTS."""
 
 
 def choose(
@@ -187,9 +190,10 @@ def redhat_offers(run: Runner, names: Sequence[str]) -> dict[str, str | None]:
 def plan(
     run: Runner, request: Request, installed: Mapping[str, str | None], root: Path = Path("/"), *, check: bool = False
 ) -> dict[str, Any]:
-    """What role container_engine has to do: engine, version, source, family, packages, repository.
+    """What role container_engine has to do: engine, version, source, fresh, family, packages, repository.
 
-    *version* is None as long as Docker's own repository was not read.
+    *version* is None as long as Docker's own repository was not read; *fresh* says that the engine is not there yet.
+    Raises ToolkitError where an upgrade of Docker would stop containers that must not be stopped.
     """
     kind = family(request.os)
     engines = {engine: PACKAGES[kind][engine][0] for engine in ENGINES}
@@ -217,6 +221,9 @@ def plan(
         }
     else:
         packages = _additions(run, kind, engine, root)
+    upgrades = source != "installed" and installed.get(engine) is not None
+    if upgrades and engine == "docker" and dockerd.read(run, Files(), root).running:
+        dockerd.allow_restart(run, request.restart, f"an upgrade of Docker {installed[engine]}")
     return {
         "engine": engine,
         "version": installed.get(engine)
@@ -225,6 +232,7 @@ def plan(
         if source == "distribution"
         else None,
         "source": source,
+        "fresh": source != "installed" and not upgrades,
         "family": kind,
         "packages": packages,
         "repository": repository,

@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
 
 from tests.support.commands import Commands
 
@@ -43,8 +44,19 @@ class Docker:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(content if isinstance(content, str) else json.dumps(content))
 
-    def bring(self, settings: Settings = FULL, version: str | None = "26.1.5", check: bool = False) -> Any:
-        return self.config.docker(settings, version, check=check)
+    def bring(self, settings: Settings = FULL, version: str | None = "26.1.5", check: bool = False, **more: Any) -> Any:
+        return self.config.docker(settings, version, check=check, **more)
+
+    def runs(self, *containers: str) -> None:
+        self.commands.on("docker", "ps", out="".join(f"{line}\n" for line in containers))
+
+    def starts_with(self, *flags: str) -> None:
+        unit = "path=/usr/sbin/dockerd ; argv[]=/usr/sbin/dockerd -H fd:// $OPTS ; ignore_errors=no"
+        shown = f"MainPID=4711\nExecStart={{ {unit} ; pid=4711 }}\nActiveState=active\n"
+        self.commands.on("systemctl", "show", out=shown)
+        process = self.root / "proc/4711/cmdline"
+        process.parent.mkdir(parents=True)
+        process.write_text("\0".join(["/usr/sbin/dockerd", "-H", "fd://", *flags, ""]))
 
     @property
     def content(self) -> dict[str, Any]:
@@ -62,7 +74,7 @@ def docker(commands: Commands, tmp_path: Path) -> Docker:
 
 def test_what_is_there_stays_and_what_is_missing_comes(docker: Docker) -> None:
     docker.has(OWN)
-    docker.commands.on("docker", "ps", out="a1\nb2\n")
+    docker.runs("vllm-llama\t", "renamed\tllama")
     outcome = docker.bring()
     assert docker.content == {
         **OWN,
@@ -139,7 +151,8 @@ def test_a_docker_that_does_not_come_back_gets_its_old_settings(docker: Docker) 
     with pytest.raises(SocleError, match=r"conflicting: log-driver.*runs again with the file as it was"):
         docker.bring()
     assert docker.content == OWN and docker.restarts() == 2
-    assert daemon_json.parse_ledger((docker.root / "var/lib/socle/container_engine/daemon-json.json").read_text()) == {}
+    ledger = (docker.root / "var/lib/socle/container_engine/daemon-json.json").read_text()
+    assert daemon_json.parse_ledger(ledger) == daemon_json.Ledger()
 
 
 def test_settings_that_failed_on_a_host_without_a_file_leave_none(docker: Docker) -> None:
@@ -166,6 +179,93 @@ def test_a_docker_that_is_down_is_started(docker: Docker) -> None:
     docker.commands.on("systemctl", "show", out="ActiveState=inactive\n")
     assert docker.bring().action == "start"
     assert docker.commands.ran("systemctl", "start", "docker.service") == 1
+
+
+DEFAULTS = Settings(log_max_size="50m", log_max_files=3, nofile=1048576, log_is_default=True, nofile_is_default=True)
+
+
+def test_a_docker_of_somebody_else_is_not_restarted_for_what_nobody_asked_for(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.runs("database\t")
+    outcome = docker.bring(DEFAULTS)
+    assert not outcome.changed and outcome.action == "none" and docker.content == OWN
+
+
+def test_a_docker_that_the_role_brought_gets_the_defaults_and_keeps_them(docker: Docker) -> None:
+    assert docker.bring(DEFAULTS, fresh=True).action == "restart"
+    assert docker.content["log-opts"]["max-size"] == "50m" and "default-ulimits" in docker.content
+    assert docker.bring(DEFAULTS).action == "none"
+    docker.bring(Settings())
+    assert docker.content == {}
+    docker.bring(DEFAULTS)
+    assert docker.content["log-opts"]["max-size"] == "50m"
+
+
+def test_what_the_inventory_asks_for_reaches_every_docker(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.bring(Settings(**{**DEFAULTS.__dict__, "nofile_is_default": False}))
+    assert "default-ulimits" in docker.content and "log-opts" not in docker.content
+
+
+def test_defaults_that_an_earlier_run_had_set_stay(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.bring(FULL)
+    before = docker.content
+    assert docker.bring(Settings(**{**DEFAULTS.__dict__, "needs_cdi": True})).action == "none"
+    assert docker.content == before
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_containers_of_others_are_not_stopped_by_a_restart(docker: Docker, check: bool) -> None:
+    docker.has(OWN)
+    docker.runs("vllm-llama\tllama", "database\t", "web\t")
+    with pytest.raises(
+        SocleError, match=r"not socle's \(database, web\).*container_engine_restart to always.*Nothing was changed"
+    ) as caught:
+        docker.bring(check=check)
+    assert "features" in str(caught.value) and "\n" not in str(caught.value)
+    assert docker.content == OWN and docker.restarts() == 0
+    assert not (docker.root / "run/socle/dockerd-takeover").exists()
+    assert not (docker.root / "var/lib/socle").exists()
+
+
+def test_a_restart_that_is_asked_for_comes(docker: Docker) -> None:
+    docker.runs("database\t")
+    assert docker.bring(restart="always").containers == 1 and docker.restarts() == 1
+
+
+def test_containers_that_nobody_can_list_are_not_stopped(docker: Docker) -> None:
+    docker.commands.on("docker", "ps", rc=1, err="permission denied\n")
+    with pytest.raises(SocleError, match="'docker ps' does not say which"):
+        docker.bring()
+    assert docker.restarts() == 0
+
+
+def test_a_restart_that_is_forbidden_is_refused_and_a_reload_is_not(docker: Docker) -> None:
+    with pytest.raises(SocleError, match=r"container_engine_restart is never.*Nothing was changed"):
+        docker.bring(restart="never")
+    assert not docker.file.exists() and docker.restarts() == 0
+    assert docker.bring(Settings(mirrors=("https://m.example.org",)), restart="never").action == "reload"
+
+
+@pytest.mark.parametrize("flags", [["--log-driver=journald"], ["--log-driver", "journald"], ["--log-opt=max-size=1m"]])
+def test_what_a_flag_of_the_service_sets_stays_out_of_the_file(docker: Docker, flags: list[str]) -> None:
+    docker.starts_with(*flags, "--default-ulimit=nofile=1024")
+    docker.bring()
+    assert docker.content == {"features": {"cdi": True}}
+
+
+def test_a_flag_beside_a_key_that_is_needed_is_a_sentence(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.starts_with("--registry-mirror=https://old.example.org")
+    with pytest.raises(SocleError, match=r"Cannot set registry-mirrors.*with --registry-mirror.*Nothing was changed"):
+        docker.bring(Settings(mirrors=("https://new.example.org",)))
+    assert docker.content == OWN and docker.restarts() == 0
+
+
+def test_cdi_that_a_flag_switches_on_needs_no_key(docker: Docker) -> None:
+    docker.starts_with("--feature=cdi=true")
+    assert docker.bring(Settings(needs_cdi=True)).action == "none"
 
 
 def test_a_mirror_alone_needs_only_a_reload(docker: Docker) -> None:
@@ -344,3 +444,23 @@ def test_settings_that_podman_cannot_read_are_taken_back(commands: Commands, tmp
         config.podman(Settings(log_max_size="10m"), "5.4.2")
     assert "hunter2" not in str(caught.value) + repr(caught.value.fields)
     assert (tmp_path / dropins.CONTAINERS).read_text() == CONTAINERS_542
+
+
+OPTIONS: dict[str, Any] = {name: option.get("default") for name, option in ARGUMENTS.items()}
+
+
+def test_options_that_nobody_sets_are_defaults() -> None:
+    settings = from_options(OPTIONS, needs_cdi=False)
+    assert settings.log_max_size == "50m" and settings.log_is_default
+    assert 0 < settings.nofile <= 1048576 and settings.nofile_is_default
+
+
+def test_options_that_somebody_sets_are_wishes() -> None:
+    settings = from_options({**OPTIONS, "log_max_size": "50m", "nofile": "512"}, needs_cdi=True)
+    assert not settings.log_is_default and settings.nofile == 512 and not settings.nofile_is_default
+    assert from_options({**OPTIONS, "nofile": "0", "log_max_size": ""}, needs_cdi=True).nofile == 0
+
+
+def test_a_limit_that_is_no_number_is_a_sentence() -> None:
+    with pytest.raises(SocleError, match="container_engine_nofile"):
+        from_options({**OPTIONS, "nofile": "many"}, needs_cdi=False)

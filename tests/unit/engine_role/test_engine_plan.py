@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_debian_12_gets_docker_from_dockers_own_repository_on_request(commands: 
     offer(commands, BOOKWORM_OFFERS, tmp_path)
     found = plan(commands, request("docker", source="docker", codename="bookworm"), NOTHING, tmp_path)
     assert (found["engine"], found["source"], found["version"]) == ("docker", "docker", None)
-    assert found["packages"] == {"docker-ce": "", "docker-ce-cli": "", "containerd.io": ""}
+    assert found["packages"] == {"docker-ce": "", "docker-ce-cli": "", "containerd.io": ""} and found["fresh"]
     assert found["repository"] == {
         "name": "docker",
         "uri": "https://download.docker.com/linux/debian",
@@ -134,7 +135,21 @@ def test_debian_12_gets_docker_from_dockers_own_repository_on_request(commands: 
 def test_an_old_docker_of_dockers_own_repository_is_upgraded_from_there(commands: Commands, tmp_path: Path) -> None:
     offer(commands, BOOKWORM_OFFERS, tmp_path)
     found = plan(commands, request("docker", source="docker"), {"podman": None, "docker": "24.0.7"}, tmp_path)
-    assert set(found["packages"].values()) == {"newest"}
+    assert set(found["packages"].values()) == {"newest"} and not found["fresh"]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_an_upgrade_of_docker_stops_no_containers_of_others(commands: Commands, tmp_path: Path, check: bool) -> None:
+    offer(commands, TRIXIE_OFFERS, tmp_path)
+    commands.on("systemctl", "show", out="ActiveState=active\n")
+    commands.on("docker", "ps", out="database\t\nvllm-llama\tllama\n")
+    old = {"podman": None, "docker": "24.0.7"}
+    with pytest.raises(SocleError, match=r"upgrade of Docker 24.0.7: .*\(database\).*Nothing was changed"):
+        plan(commands, request("docker"), old, tmp_path, check=check)
+    asked = replace(request("docker"), restart="always")
+    assert "docker.io" in plan(commands, asked, old, tmp_path, check=check)["packages"]
+    commands.on("systemctl", "show", out="ActiveState=inactive\n")
+    assert "docker.io" in plan(commands, request("docker"), old, tmp_path, check=check)["packages"]
 
 
 def test_a_bare_debian_13_gets_podman_with_what_its_units_need(commands: Commands, tmp_path: Path) -> None:
@@ -172,7 +187,7 @@ def test_an_engine_that_is_there_costs_no_question_to_apt(commands: Commands, tm
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/catatonit").touch()
     found = plan(commands, request(), {"podman": "5.4.2", "docker": None}, tmp_path)
-    assert found["packages"] == {} and commands.calls == []
+    assert found["packages"] == {} and not found["fresh"] and commands.calls == []
 
 
 def test_a_podman_without_an_init_gets_one_and_no_second_runtime(commands: Commands, tmp_path: Path) -> None:
