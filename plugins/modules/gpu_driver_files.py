@@ -14,6 +14,8 @@ description:
     parameters, load C(nvidia-uvm) at boot, switch persistence on, and keep unattended upgrades off the driver.
   - Enables C(nvidia-persistenced) where its unit can be enabled, and C(nvidia-fabricmanager) where an NVSwitch is;
     disables the latter where none is.
+  - Has systemd read its units anew where a unit's file changed, but not while Docker runs containers with NVIDIA's
+    legacy hook, which would lose their GPUs; the change then waits for the next boot.
   - Rebuilds the initramfs where a file that it holds changed.
 author:
   - The socle authors (@socle-inference)
@@ -95,6 +97,7 @@ def main() -> None:
         nvswitch=bool(facts.get("nvswitches")),
         nvlink5=bool(facts.get("nvlink5")),
         deb=(host.root / "etc/apt").is_dir(),
+        toolkit=(facts.get("toolkit") or {}).get("version"),
     )
     try:
         result = Settler(host.run, host.root, Files()).settle(wishes, module.check_mode)

@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._commands import R
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
 )
+from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._gpu.driver import read_library_version
 
@@ -45,6 +46,8 @@ class Wishes:
     nvswitch: bool
     nvlink5: bool
     deb: bool
+    toolkit: str | None = None
+    """Installed version of NVIDIA's container toolkit."""
 
 
 def option_values(options: Mapping[str, Any]) -> dict[str, str]:
@@ -175,7 +178,7 @@ class Settler:
                     self._drop_folder(place.parent)
             else:
                 self.files.write(place, text)
-        warnings = [] if check else self._follow(changed)
+        warnings = [] if check else self._follow(changed, wishes)
         units, notes = self._units(wishes, check)
         return {
             "changed": bool(changed or units),
@@ -189,12 +192,19 @@ class Settler:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
-    def _follow(self, changed: Sequence[str]) -> list[str]:
+    def _follow(self, changed: Sequence[str], wishes: Wishes) -> list[str]:
         """What the changed files need to take effect."""
         warnings = []
         if PERSISTENCE in changed:
-            self.run(["systemctl", "daemon-reload"])
-            self.run(["systemctl", "try-restart", "nvidia-persistenced.service"])
+            victims = reload_victims(self.run, self.root, wishes.toolkit)
+            if victims:
+                warnings.append(
+                    f"{PERSISTENCE} takes effect at the next boot: a daemon-reload would take the GPUs from"
+                    f" {', '.join(victims)}, which Docker runs with NVIDIA's legacy hook."
+                )
+            else:
+                self.run(["systemctl", "daemon-reload"])
+                self.run(["systemctl", "try-restart", "nvidia-persistenced.service"])
         if NOUVEAU in changed or OPTIONS in changed:
             # nouveau, and the module where it is loaded early, are started from there.
             commands: list[list[str]] = []
@@ -221,18 +231,19 @@ class Settler:
         if wishes.persistence and self._enabled(unit) == "disabled":
             done.append(f"enable {unit}")
             if not check:
-                self._systemctl("enable", unit)
+                self._switch("enable", unit, wishes)
         unit = "nvidia-fabricmanager.service"
         state = self._enabled(unit)
         if (wishes.nvswitch or wishes.nvlink5) and state == "disabled":
             done.append(f"enable {unit}")
             if not check:
-                self._systemctl("enable", unit)
+                self._switch("enable", unit, wishes)
         if not wishes.nvswitch and not wishes.nvlink5 and state == "enabled":
             done.append(f"disable {unit}")
             notes.append(f"{unit} was enabled, but this host has no NVSwitch, without which it fails; it is disabled.")
             if not check:
-                self._systemctl("disable", "--now", unit)
+                self._switch("disable", unit, wishes)
+                self._systemctl("stop", unit)
         return done, notes
 
     def _enabled(self, unit: str) -> str:
@@ -241,6 +252,11 @@ class Settler:
             return ""
         answer = self.run(["systemctl", "is-enabled", unit])
         return answer[1].strip() if answer else ""
+
+    def _switch(self, verb: str, unit: str, wishes: Wishes) -> None:
+        # systemctl reads all units anew after it, unless told otherwise.
+        quiet = ["--no-reload"] if reload_victims(self.run, self.root, wishes.toolkit) else []
+        self._systemctl(verb, *quiet, unit)
 
     def _systemctl(self, *arguments: str) -> None:
         answer = self.run(["systemctl", *arguments])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,14 @@ class Units:
     def __init__(self, **states: str) -> None:
         self.states = {f"{name.replace('_', '-')}.service": state for name, state in states.items()}
         self.calls: list[str] = []
+        self.legacy: list[Any] = []
+        """What docker inspect says of a running container."""
 
     def __call__(self, argv: Sequence[str]) -> tuple[int, str, str]:
         self.calls.append(" ".join(argv))
+        if argv[0] == "docker":
+            answers = {"ps": "c0ffee\n" if self.legacy else "", "info": "systemd\n"}
+            return 0, answers.get(argv[1], f"{json.dumps(self.legacy)}\n"), ""
         if argv[1] == "is-enabled":
             return 0, self.states[argv[2]] + "\n", ""
         if argv[1] in ("enable", "disable"):
@@ -123,7 +129,7 @@ def test_fabric_manager_by_nvswitch_and_never_by_name(tmp_path: Path) -> None:
     result = settle(tmp_path, units, wishes())
     assert result["units"] == ["disable nvidia-fabricmanager.service"]
     assert "no NVSwitch" in result["warnings"][0]
-    assert "systemctl disable --now nvidia-fabricmanager.service" in units.calls
+    assert units.calls[-2:] == [f"systemctl {verb} nvidia-fabricmanager.service" for verb in ("disable", "stop")]
     assert settle(tmp_path, units, wishes())["units"] == []
 
 
@@ -168,3 +174,18 @@ def test_removal_leaves_nothing(tmp_path: Path) -> None:
     settle(tmp_path, Units(), wishes(present=False))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert not (tmp_path / files.PERSISTENCE[1:]).parent.exists()
+
+
+def test_no_reload_takes_the_gpus_from_containers_of_the_legacy_hook(tmp_path: Path) -> None:
+    put(tmp_path, "usr/lib/systemd/system/nvidia-persistenced.service", DEBIAN_UNIT)
+    units = Units(nvidia_persistenced="disabled")
+    settle(tmp_path, units, wishes())
+    assert "systemctl daemon-reload" in units.calls and "systemctl enable nvidia-persistenced.service" in units.calls
+    (tmp_path / files.PERSISTENCE[1:]).unlink()
+    units = Units(nvidia_persistenced="disabled")
+    units.legacy = ["/tgi", "nvidia", None, ["NVIDIA_VISIBLE_DEVICES=all"]]
+    result = settle(tmp_path, units, wishes(toolkit="1.17.8"))
+    assert "would take the GPUs from tgi" in result["warnings"][0]
+    assert "systemctl enable --no-reload nvidia-persistenced.service" in units.calls
+    assert "systemctl daemon-reload" not in units.calls
+    assert not settle(tmp_path, units, wishes(toolkit="1.17.8"))["changed"]
