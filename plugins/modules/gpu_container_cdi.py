@@ -14,9 +14,10 @@ description:
   - Sets the flag C(no-additional-gids-for-device-nodes) in C(/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env)
     exactly where the engine would otherwise reject the description (Podman before 5.1, Docker before 26.1, with a
     toolkit from 1.19 on). Other lines and flags of the file stay.
-  - Removes what earlier set-ups left, C(/etc/cdi/nvidia.yaml) and Podman's C(oci-nvidia-hook.json).
   - Has the description written again where it is missing, was written for another driver, or lacks a GPU or control
     node; then every GPU must be in exactly one description that the engine can read, by index and by UUID.
+  - After that, moves what earlier set-ups left, C(/etc/cdi/nvidia.yaml) and Podman's C(oci-nvidia-hook.json), to
+    C(gpu_container_toolkit/put_aside) in O(state_dir).
   - Never reloads systemd, restarts no engine and touches no container.
 author:
   - The socle authors (@socle-inference)
@@ -88,8 +89,9 @@ def main() -> None:
     )
     params = module.params
     sys_root = Path(params["sys_root"])
-    refresh = CdiRefresh(run, Files(), sys_root=sys_root)
-    check = GpuCheck(run, Files(), sys_root=sys_root, state_dir=Path(params["state_dir"]))
+    state_dir = Path(params["state_dir"])
+    refresh = CdiRefresh(run, Files(), sys_root=sys_root, state_dir=state_dir)
+    check = GpuCheck(run, Files(), sys_root=sys_root, state_dir=state_dir)
     due = False
     try:
         if params["state"] == "absent":

@@ -29,6 +29,9 @@ HOOK = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
 SERVICE = "nvidia-cdi-refresh.service"
 PATH_UNIT = "nvidia-cdi-refresh.path"
 
+PUT_ASIDE = "gpu_container_toolkit/put_aside"
+"""Folder of files that described GPUs before, kept for whoever had written them."""
+
 MODULES = ("nvidia", "nvidia_current")
 
 CONTROL_NODES = ("dev/nvidiactl", "dev/nvidia-uvm")
@@ -81,11 +84,19 @@ class Outcome:
 class CdiRefresh:
     """The refresh units of one host and what they write."""
 
-    def __init__(self, runner: Runner, files: Files, root: Path = Path("/"), sys_root: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        files: Files,
+        root: Path = Path("/"),
+        sys_root: Path = Path("/sys"),
+        state_dir: Path = Path("/var/lib/socle"),
+    ) -> None:
         self._run = runner
         self._files = files
         self._root = root
         self._sys_root = sys_root
+        self._put_aside = state_dir / PUT_ASIDE
 
     def present(self, engine: str, engine_version: str, toolkit_version: str, *, check: bool = False) -> Outcome:
         """Units on, settings right, nothing left over, and exactly the host's GPUs described for this engine."""
@@ -99,8 +110,6 @@ class CdiRefresh:
             outcome.diffs.append((f"/{ENVIRONMENT}", before, after))
             outcome.add(f"{'set' if plain_gids else 'take back'} {PLAIN_GIDS}")
         left = self._left_over(settings)
-        for file in left:
-            outcome.add(f"remove {file}")
         units = self._units()
         if not check and any(units[name].get("LoadState") != "loaded" for name in (PATH_UNIT, SERVICE)):
             raise ToolkitError(
@@ -121,14 +130,17 @@ class CdiRefresh:
         due = after != before or any(fault.refreshable for fault in faults)
         if due and expected:
             outcome.add("describe the GPUs again" + (f", since {faults[0].text}" if faults else ""))
+        self._note_aside(left, outcome)
         if not check:
-            self._apply(left, after if after != before else None, off, start_path)
+            self._apply(after if after != before else None, off, start_path)
             if due and expected:
                 self._refresh()
-                specs = cdi.read_specs(self._root)
+                specs = [spec for spec in cdi.read_specs(self._root) if spec.path not in left]
                 faults = cdi.judge(specs, expected)
             if faults:
                 raise ToolkitError(_lasting(faults, specs), faults=[fault.text for fault in faults])
+            # Only now, since until here containers may have had their GPUs by these files alone.
+            self._move_aside(left)
         outcome.uuids = cdi.device_uuids(expected.gpus) if expected else []
         outcome.specs = [spec.path for spec in specs]
         outcome.devices = sorted({name for spec in specs for name in spec.devices})
@@ -148,19 +160,18 @@ class CdiRefresh:
             outcome.add(f"disable {', '.join(on)}")
         before = self._files.read(self._root / ENVIRONMENT)
         written = parse_environment(before or "").get(OUTPUT, WRITTEN)
-        gone = [
-            file
-            for file in (written, cdi.LEFT_OVER, HOOK, f"/{ENVIRONMENT}")
-            if (self._root / file.lstrip("/")).exists()
-        ]
+        left = self._left_over(parse_environment(before or ""))
+        gone = [file for file in (written, f"/{ENVIRONMENT}") if (self._root / file.lstrip("/")).exists()]
         for file in gone:
             outcome.add(f"remove {file}")
+        self._note_aside(left, outcome)
         if not check:
             if on:
                 self._systemctl("disable", "--now", "--no-reload", *on)
             with explaining("remove what described the GPUs"):
                 for file in gone:
                     self._files.remove(self._root / file.lstrip("/"))
+            self._move_aside(left)
         return outcome
 
     def _left_over(self, settings: Mapping[str, str]) -> list[str]:
@@ -193,17 +204,35 @@ class CdiRefresh:
         nodes = tuple(f"/{node}" for node in CONTROL_NODES if (self._root / node).exists())
         return cdi.Expected(gpus, driver, engine, engine_version, STRATEGIES not in settings, nodes)
 
-    def _apply(self, left: Sequence[str], environment: str | None, off: Sequence[str], start_path: bool) -> None:
-        with explaining("set up the description of the GPUs"):
-            for file in left:
-                self._files.remove(self._root / file.lstrip("/"))
-            if environment is not None:
+    def _apply(self, environment: str | None, off: Sequence[str], start_path: bool) -> None:
+        if environment is not None:
+            with explaining("set up the description of the GPUs"):
                 self._files.write(self._root / ENVIRONMENT, environment)
         if off:
             # A daemon-reload takes GPUs away from containers that do not have them by CDI.
             self._systemctl("enable", "--no-reload", *off)
         if start_path:
             self._systemctl("start", PATH_UNIT)
+
+    def _note_aside(self, left: Sequence[str], outcome: Outcome) -> None:
+        for file in left:
+            outcome.add(f"move {file} to {self._put_aside}")
+            outcome.diffs.append((file, self._files.read(self._root / file.lstrip("/")) or "", ""))
+
+    def _move_aside(self, left: Sequence[str]) -> None:
+        moved: dict[Path, str] = {}
+        with explaining("put away what described the GPUs before"):
+            try:
+                for file in left:
+                    path = self._root / file.lstrip("/")
+                    text = self._files.read(path) or ""
+                    self._files.write(self._put_aside / path.name, text)
+                    moved[path] = text
+                    self._files.remove(path)
+            except OSError:
+                for path, text in moved.items():
+                    self._files.write(path, text)
+                raise
 
     def _refresh(self) -> None:
         # A unit that failed while there was no driver may have used up its starts.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import cdi
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.refresh import (
     ENVIRONMENT,
@@ -31,6 +31,8 @@ SMI_MIG = (
     f"GPU 1: NVIDIA A100-SXM4-80GB (UUID: {TWO})\n"
 )
 DRIVER = "580.159.03"
+LEFT = "etc/cdi/nvidia.yaml"
+HOOKS = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
 
 
 def spec(version: str = "0.5.0", driver: str = DRIVER, names: tuple[str, ...] = ("0", "1", ONE, TWO, "all")) -> str:
@@ -65,7 +67,7 @@ class Host:
         self.units()
         commands.on("nvidia-smi", "-L", out=SMI)
         commands.do("systemctl", "restart", "nvidia-cdi-refresh.service", then=self._refresh)
-        self.refresh = CdiRefresh(commands, Files(), root, self.sys)
+        self.refresh = CdiRefresh(commands, Files(), root, self.sys, root / "state")
 
     def _refresh(self, _argv: list[str]) -> tuple[int, str, str]:
         self.put("var/run/cdi/nvidia.yaml", self.writes)
@@ -182,16 +184,51 @@ def test_other_vendors_descriptions_do_not_matter(host: Host) -> None:
     assert not host.bring().changed
 
 
-def test_what_earlier_set_ups_left_goes(host: Host) -> None:
+def test_what_earlier_set_ups_left_is_put_aside_and_shown(host: Host) -> None:
     host.put("var/run/cdi/nvidia.yaml", spec())
-    host.put("etc/cdi/nvidia.yaml", spec(driver="535.104.05"))
-    host.put("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", "{}")
+    old = {LEFT: spec(driver="535.104.05"), HOOKS: "{}"}
+    for name, text in old.items():
+        host.put(name, text)
     outcome = host.bring()
-    assert outcome.actions == [
-        "remove /etc/cdi/nvidia.yaml",
-        "remove /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
-    ]
-    assert not (host.root / "etc/cdi/nvidia.yaml").exists() and host.refreshed() == 0
+    aside = host.root / "state/gpu_container_toolkit/put_aside"
+    assert outcome.actions == [f"move /{name} to {aside}" for name in old]
+    assert outcome.diffs == [(f"/{name}", text, "") for name, text in old.items()]
+    for name, text in old.items():
+        assert not (host.root / name).exists() and (aside / Path(name).name).read_text() == text
+    assert host.refreshed() == 0 and not host.bring().changed
+
+
+def test_a_description_by_hand_stays_until_another_takes_its_place(host: Host) -> None:
+    host.put(LEFT, spec())
+    there: list[bool] = []
+
+    def refresh(_argv: list[str]) -> tuple[int, str, str]:
+        there.append((host.root / LEFT).exists())
+        host.put("var/run/cdi/nvidia.yaml", spec())
+        return 0, "", ""
+
+    host.commands.do("systemctl", "restart", "nvidia-cdi-refresh.service", then=refresh)
+    host.bring()
+    assert there == [True] and not (host.root / LEFT).exists()
+
+
+@pytest.mark.parametrize("written", ["", spec(names=("0", ONE))])
+def test_a_description_by_hand_stays_where_no_other_takes_its_place(host: Host, written: str) -> None:
+    host.put(LEFT, spec())
+    host.writes = written
+    with pytest.raises(ToolkitError):
+        host.bring()
+    assert (host.root / LEFT).read_text() == spec()
+
+
+def test_what_cannot_be_put_aside_whole_is_put_back(host: Host) -> None:
+    host.put("var/run/cdi/nvidia.yaml", spec())
+    host.put(LEFT, spec(driver="535.104.05"))
+    host.put(HOOKS, "{}")
+    host.put("state/gpu_container_toolkit/put_aside/oci-nvidia-hook.json/full", "")
+    with pytest.raises(EngineError, match="Cannot put away what described the GPUs before"):
+        host.bring()
+    assert (host.root / LEFT).read_text() == spec(driver="535.104.05") and (host.root / HOOKS).exists()
 
 
 def test_a_description_that_the_user_has_written_to_etc_is_no_left_over(host: Host) -> None:
@@ -261,7 +298,7 @@ def test_check_mode_tells_and_touches_nothing(host: Host) -> None:
     host.put("etc/cdi/nvidia.yaml", spec(driver="535.104.05"))
     outcome = host.bring("podman", "4.9.3", check=True)
     assert outcome.changed and len(outcome.actions) == 3
-    assert outcome.diffs[0][0] == f"/{ENVIRONMENT}"
+    assert [path for path, _before, _after in outcome.diffs] == [f"/{ENVIRONMENT}", f"/{LEFT}"]
     assert (host.root / ENVIRONMENT).read_text() == "# Settings\n" and host.refreshed() == 0
     assert (host.root / "etc/cdi/nvidia.yaml").exists()
 
@@ -300,7 +337,8 @@ def test_removal_switches_off_and_takes_all_away(host: Host) -> None:
     host.put("etc/cdi/nvidia.yaml", spec())
     assert host.refresh.absent(check=True).changed and host.target.exists()
     assert host.refresh.absent().changed
-    assert not host.target.exists() and not (host.root / ENVIRONMENT).exists()
+    assert not host.target.exists() and not (host.root / ENVIRONMENT).exists() and not (host.root / LEFT).exists()
+    assert (host.root / "state/gpu_container_toolkit/put_aside/nvidia.yaml").read_text() == spec()
     assert host.commands.ran("systemctl", "disable", "--now") == 1
     host.units(load="not-found", enabled="", active="inactive")
     assert not host.refresh.absent().changed
