@@ -183,7 +183,7 @@ def cuda_repository(url: str, distribution: str, key: bytes) -> Iterator[Package
     """What developer.download.nvidia.com has below compute/cuda/repos/<distribution>/x86_64."""
     newest: dict[str, str] = {}
     for version in DRIVERS:
-        newest[version.split(".")[0]] = version
+        newest[version.partition(".")[0]] = version
         yield from _driver(version)
     for branch, version in newest.items():
         yield _pinning(version, branch)

@@ -1,7 +1,9 @@
-#!/usr/bin/python3
+#!/bin/sh
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hardware and kernel of a simulated GPU host: trees like /sys and /proc, device nodes, modules, DKMS, Secure Boot.
+""":"
+exec python3 "$0" "$@"
+Hardware and kernel of a simulated GPU host: trees like /sys and /proc, device nodes, modules, DKMS, Secure Boot.
 
 Called under the name of the program that it stands for (modprobe, modinfo, ...), or with that name as first word.
 """
@@ -139,7 +141,7 @@ def install(kernel: str, machine: str) -> None:
             "max_link_speed": f"{gpu['gt_s']} GT/s PCIe",
             "current_link_width": "16",
             "max_link_width": "16",
-            "resource": "\n".join(" ".join(f"0x{part:016x}" for part in bar) for bar in bars),
+            "resource": "\n".join(" ".join(f"0x{part:016x}" for part in region) for region in bars),
         }
         pci_device(each["bus_id"], each["upstream"], values)
     for each in machine_shape["nvswitches"]:
