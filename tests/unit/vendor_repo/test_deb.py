@@ -36,7 +36,7 @@ def test_dpkg_reads_a_package(tmp_path: Path) -> None:
     file.write_bytes(deb.build(package))
 
     def ask(*words: str) -> str:
-        return subprocess.run(["dpkg-deb", *words], check=True, capture_output=True, text=True, check=False).stdout
+        return subprocess.run(["dpkg-deb", *words], check=True, capture_output=True, text=True).stdout
 
     assert ask("--field", str(file), "Depends") == "nvidia-y (= 1.2-1)\n"
     rows = [line.split() for line in ask("--contents", str(file)).splitlines()]
@@ -102,3 +102,17 @@ def test_a_repository_is_signed_by_its_key(tmp_path: Path) -> None:
     assert verifies("Release.gpg", "Release")
     (folder / "Release").write_text("Origin: somebody else\n")
     assert not verifies("Release.gpg", "Release")
+    index = (folder / "Packages").read_text()
+    for line in index.splitlines():
+        if line.startswith("Filename: "):
+            assert (folder / line.split()[1]).is_file()
+    assert (tmp_path / "www/libnvidia-container/stable/deb/amd64/InRelease").is_file()
+    assert b"BEGIN PGP PUBLIC KEY" in (tmp_path / "www/libnvidia-container/gpgkey").read_bytes()
+
+
+@needs_gpg
+def test_the_key_is_made_once(tmp_path: Path) -> None:
+    with repository.Signer(tmp_path / "keys") as signer:
+        first = signer.public_key(armour=False)
+    with repository.Signer(tmp_path / "keys") as signer:
+        assert signer.public_key(armour=False) == first
