@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import key_steps
@@ -68,6 +69,23 @@ LOCKS = (
 )
 """Installed packages that are locked with the driver: a lock on some of them alone makes 'dnf upgrade --best' fail."""
 
+PRECOMPILED = {
+    "open": re.compile(r"kmod-nvidia-open(-\d+\.\d+\S*)?|nvidia-open-kmod"),
+    "proprietary": re.compile(r"kmod-nvidia-\d{3,}\.\d+(\.\d+)?-\d+\.\d+\.\d+-\S+"),
+}
+"""Flavour -> packages of modules that were built and signed elsewhere, each for one kernel.
+
+AlmaLinux has kmod-nvidia-open; NVIDIA's streams without "dkms" or "open" in their name have
+kmod-nvidia-580.95.05-5.14.0-570.12.1, with the driver's version before the kernel's.
+"""
+
+OTHER_BUILDS = re.compile(
+    r"akmod-nvidia\S*|xorg-x11-drv-nvidia\S*|nvidia-x11-drv\S*"
+    # Built by akmods for one kernel, whose version comes first; and ELRepo's, which have none.
+    r"|kmod-nvidia-(\d{3}xx-)?\d{1,2}\.\d+\.\S+|kmod-nvidia(-\d{3}xx)?"
+)
+"""Packages of RPM Fusion and ELRepo."""
+
 EPEL_RELEASE_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 """Where RHEL itself, which has no epel-release package, gets it from."""
 
@@ -75,6 +93,24 @@ EPEL_RELEASE_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{r
 def is_driver_rpm(name: str) -> bool:
     """Whether a package is part of the driver; neither toolkit nor CUDA libraries are."""
     return OURS.fullmatch(name) is not None
+
+
+def is_precompiled(name: str) -> bool:
+    """Whether a package holds modules that were built elsewhere."""
+    return any(pattern.fullmatch(name) for pattern in PRECOMPILED.values())
+
+
+def without_dkms(packages: DriverPackages, compute_only: bool) -> DriverPackages:
+    """*packages* on a host that has precompiled modules: these come, and go on with kernels, by their own source."""
+    return replace(
+        packages,
+        driver=("nvidia-driver-cuda",) if compute_only else ("nvidia-driver", "nvidia-driver-cuda"),
+        headers=(),
+        stream=None,
+        # A lock would keep the modules for the next kernel away.
+        lock=tuple(pattern for pattern in packages.lock if not pattern.startswith(("kmod-nvidia-", "nvidia-open"))),
+        dkms=None,
+    )
 
 
 def is_rpm_system(os: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ directly, so that a plan knows exact versions before its file, the stream or EPE
 from __future__ import annotations
 
 import configparser
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +48,6 @@ NAME = "socle-nvidia-cuda"
 
 KMOD = {"open": "kmod-nvidia-open-dkms", "proprietary": "kmod-nvidia-latest-dkms"}
 USER_SPACE = ("nvidia-driver-cuda", "nvidia-driver-cuda-libs", "libnvidia-ml")
-OTHER_BUILDS = re.compile(r"akmod-nvidia\S*|xorg-x11-drv-nvidia\S*|kmod-nvidia-\d+\.\d+\S*|nvidia-x11-drv\S*")
-"""Packages of RPM Fusion and ELRepo."""
 
 LOCK_PLUGIN = "etc/dnf/plugins/versionlock.conf"
 
@@ -74,7 +71,7 @@ class RpmPlan(Plan):
 
 def installed_rpm(packages: Mapping[str, Mapping[str, Any]]) -> Installed:
     """The driver among *packages* (of read_packages); raises DriverError for one of another packager."""
-    others = sorted(name for name in packages if OTHER_BUILDS.fullmatch(name))
+    others = sorted(name for name in packages if rpm_names.OTHER_BUILDS.fullmatch(name))
     if others:
         raise DriverError(
             f"This host has a driver of another packager ({others[0]} {packages[others[0]]['version']}): RPM Fusion and"
@@ -82,11 +79,14 @@ def installed_rpm(packages: Mapping[str, Mapping[str, Any]]) -> Installed:
             f" {' '.join(others[:4])}', then repeat the run. Nothing was changed."
         )
     versions = [upstream(packages[name]["version"]) for name in USER_SPACE if is_installed(packages, name)]
-    flavours = [flavour for flavour, name in KMOD.items() if is_installed(packages, name)]
+    flavours = {flavour for flavour, name in KMOD.items() if is_installed(packages, name)}
+    for flavour, pattern in rpm_names.PRECOMPILED.items():
+        flavours |= {flavour for name in packages if pattern.fullmatch(name)}
+    found = bool(versions or flavours)
     return Installed(
         version=max(versions, key=version_key, default=None),
-        flavour=flavours[0] if len(flavours) == 1 else None,
-        source="nvidia" if versions or flavours else None,
+        flavour=flavours.pop() if len(flavours) == 1 else None,
+        source="nvidia" if found else None,
         broken=(),
     )
 
@@ -182,6 +182,8 @@ class RpmPlanner(Planner):
         self.source = rpm_names.rpm_repository(self.os, self.arch, settings.repository_url)
         self.repository = self.source
         self.signed = False
+        dkms = {name for name in KMOD.values() if is_installed(packages, name)}
+        self.precompiled = [] if dkms else sorted(name for name in packages if rpm_names.is_precompiled(name))
         self.result = RpmPlan(source=settings.source, installed_version=self.installed.version)
 
     def plan(self) -> RpmPlan:
@@ -196,6 +198,8 @@ class RpmPlanner(Planner):
         result.reasons.append(f"{result.flavour} modules for {', '.join(kinds)}: {why}")
         self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
         self.wanted = rpm_names.rpm_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
+        if self.precompiled:
+            self.wanted = rpm_names.without_dkms(self.wanted, settings.compute_only)
         result.repository = source_state(self.host, self.source, every)
         result.lock = list(self.wanted.lock)
         kept = self._kept()
@@ -204,7 +208,9 @@ class RpmPlanner(Planner):
             self._hold_only()
             self._look_at_loaded()
             return result
-        decide.check_secure_boot(self.facts.get("secure_boot"), False, self._is_enrolled(), self.os)
+        self._check_precompiled()
+        known = bool(self.precompiled) or self._is_enrolled()
+        decide.check_secure_boot(self.facts.get("secure_boot"), False, known, self.os)
         self._check_held()
         result.changed_needed = True
         result.headers = list(self.wanted.headers)
@@ -212,11 +218,25 @@ class RpmPlanner(Planner):
         self._choose()
         return result
 
+    def _check_precompiled(self) -> None:
+        """Parts may be added to a driver with precompiled modules, but its modules are not this role's to move."""
+        installed = self.installed
+        stays = decide.keeps(self.settings, installed) and installed.flavour == self.result.flavour
+        if self.precompiled and not stays:
+            module = f"{self.precompiled[0]} {self.packages[self.precompiled[0]]['version']}"
+            raise DriverError(
+                f"Cannot change the driver: {module} has precompiled modules, which come by their own source, and this"
+                " role would build others with DKMS; change the driver by 'dnf upgrade' after a run with"
+                f" gpu_driver_hold: false, or keep it with gpu_driver_version: {installed.version}, or remove it first"
+                " with gpu_driver_state: absent. Nothing was changed."
+            )
+
     def _stream_is_right(self) -> bool:
         return self.wanted.stream in (None, dnf.read_stream(self.host.root, rpm_names.MODULE))
 
     def _holdable(self) -> list[str]:
-        return sorted(name for name in self.packages if rpm_names.is_driver_rpm(name))
+        mine = (name for name in self.packages if rpm_names.is_driver_rpm(name))
+        return sorted(name for name in mine if not rpm_names.is_precompiled(name))
 
     def _hold_only(self) -> None:
         own = own_holds(self.host)
@@ -256,7 +276,7 @@ class RpmPlanner(Planner):
             self._settle_for_installed()
             return
         decide.check_direction(settings, self.installed, version)
-        decide.check_version(settings, version, str(result.flavour), self.release, False)
+        decide.check_version(settings, version, str(result.flavour), self.release, bool(self.precompiled))
         exact = {name: newest(offers, name, settings.wanted_branch, version) for name in wanted.exact}
         lacking = [name for name, offer in exact.items() if offer is None]
         if lacking:
@@ -288,7 +308,7 @@ class RpmPlanner(Planner):
         result, repositories = self.result, enabled_repositories(self.host.root)
         if self.settings.hold and not (self.host.root / LOCK_PLUGIN).is_file():
             result.prepare["python3-dnf-plugin-versionlock"] = ""
-        if is_installed(self.packages, "dkms"):
+        if self.precompiled or is_installed(self.packages, "dkms"):
             return
         answer = self.host.run([*dnf.ENGLISH, "dnf", "--quiet", "repoquery", "--qf", dnf.QUERY_FORMAT, "dkms"])
         if answer is not None and answer[0] == 0 and dnf.parse_query(answer[1]):

@@ -17,7 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transa
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
-from tests.unit.driver.rpm_host import KERNEL, RpmHost, facts, rpm
+from tests.unit.driver.rpm_host import KERNEL, PARTS, RpmHost, facts, rpm
 
 BASE = "https://mirror.example/repos"
 
@@ -117,10 +117,70 @@ def test_an_unreachable_mirror_is_named(host: RpmHost) -> None:
         plan(host)
 
 
-def test_rpm_fusions_driver_is_refused(host: RpmHost) -> None:
-    host.install(rpm("akmod-nvidia", "580.159.03"))
-    with pytest.raises(DriverError, match=r"another packager \(akmod-nvidia 3:580\.159\.03-1\.el9\)"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "akmod-nvidia",
+        "xorg-x11-drv-nvidia-cuda",
+        "kmod-nvidia",
+        "kmod-nvidia-470xx",
+        "nvidia-x11-drv",
+        "kmod-nvidia-5.14.0-570.12.1.el9_6.x86_64",
+        "kmod-nvidia-470xx-5.14.0-570.12.1.el9_6.x86_64",
+    ],
+)
+def test_a_driver_of_rpm_fusion_or_elrepo_is_refused(host: RpmHost, name: str) -> None:
+    host.install(rpm(name, "580.159.03"))
+    with pytest.raises(DriverError, match=rf"another packager \({name} 3:580\.159\.03-1\.el9\)"):
         plan(host)
+
+
+PRECOMPILED = [
+    ("kmod-nvidia-open", "open"),
+    ("kmod-nvidia-580.159.03-5.14.0-570.12.1", "proprietary"),
+    ("kmod-nvidia-580.159.03-6.12.0-55.9.1", "proprietary"),
+]
+
+
+def precompiled(host: RpmHost, name: str) -> None:
+    """AlmaLinux's packages, or a stream of NVIDIA without DKMS."""
+    host.install(*(rpm(part, "580.159.03") for part in (*PARTS, name)))
+    host.enable("580")
+
+
+@pytest.mark.parametrize(("name", "flavour"), PRECOMPILED)
+def test_precompiled_modules_are_kept(host: RpmHost, name: str, flavour: str) -> None:
+    precompiled(host, name)
+    found = plan(host, facts(secure_boot=True))
+    assert (found.action, found.version, found.flavour) == ("none", "580.159.03", flavour)
+    assert "nvidia-driver-cuda" in found.hold
+    assert name not in found.hold, "the modules for the next kernel come by it"
+    carry_out(host, found)
+    assert "nvidia-driver-cuda-3:580.159.03" in host.locks and name not in host.locks
+    assert plan(host, facts(secure_boot=True)).changed_needed is False
+    assert host.stream == "580"
+
+
+@pytest.mark.parametrize(("name", "flavour"), PRECOMPILED)
+def test_precompiled_modules_are_not_exchanged_in_passing(host: RpmHost, name: str, flavour: str) -> None:
+    precompiled(host, name)
+    with pytest.raises(
+        DriverError, match=rf"{name} 3:580\S+ has precompiled modules.*gpu_driver_version: 580\.159\.03"
+    ):
+        plan(host, upgrade=True)
+    with pytest.raises(DriverError, match="precompiled modules"):
+        plan(host, flavour="proprietary" if flavour == "open" else "open")
+
+
+def test_precompiled_modules_get_their_companions(host: RpmHost) -> None:
+    precompiled(host, "kmod-nvidia-open")
+    host.offered = [package for package in host.offered if package.name != "dkms"]
+    found = plan(host, facts(nvswitches=[{"pci_bus_id": "0000:05:00.0", "pci_device_id": "10de:1af1"}]))
+    assert found.action == "complete"
+    assert found.packages["nvidia-fabricmanager"] == "580.159.03-1"
+    assert not [name for name in found.packages if "kmod" in name or "devel" in name]
+    assert found.prepare == {}
+    assert found.stream is None
 
 
 def test_another_file_of_nvidias_repository_is_used_as_it_is(host: RpmHost) -> None:
