@@ -118,8 +118,6 @@ def _reload_causes(facts: Tree, stack: Tree, intent: Tree) -> list[str]:
     causes = [_toolkit_change(facts, intent)]
     if engine_unsuitable(facts, stack, intent):
         causes.append("installs a container engine")
-    if stack.get("persistence_drop_in") is False and intent.get("driver_persistence") is not False:
-        causes.append("sets up nvidia-persistenced")
     return [cause for cause in causes if cause]
 
 
@@ -716,8 +714,8 @@ CHECKS = (
         "Provisioning would take GPUs from Docker containers",
         ERROR,
         (BEFORE,),
-        "Docker containers that run with GPUs by the legacy hook, and a toolkit, an engine or a unit's drop-in that"
-        " provisioning would change.",
+        "Docker containers that run with GPUs by the legacy hook, and a toolkit or an engine that provisioning"
+        " would change.",
         "Playbook provision.yml {causes}, which has systemd read its units anew and so takes the GPUs from Docker"
         " containers of the legacy hook ('Failed to initialize NVML: Unknown Error'): {containers}.",
         "Stop them for the run, or start them with --device nvidia.com/gpu=... instead of --gpus or --runtime nvidia;"

@@ -11,7 +11,6 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import kernel_release
-from ansible_collections.socle.inference.plugins.module_utils._driver.files import PERSISTENCE
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
 from ansible_collections.socle.inference.plugins.module_utils._stack import parse
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
@@ -257,6 +256,5 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), _read(proc_root / "version"))),
         "shm_mib": parse.parse_shm_mib(_read(proc_root / "mounts"), facts.get("memory_mib")),
         "reload_victims": _reload_victims(run, root, units, facts),
-        "persistence_drop_in": (root / PERSISTENCE.lstrip("/")).is_file(),
         "gpu_processes": _gpu_processes(run, proc_root, facts),
     }

@@ -183,7 +183,6 @@ class Host:
             "kernel_release": [6, 12, 118],
             "shm_mib": 257500,
             "reload_victims": [],
-            "persistence_drop_in": True,
             "gpu_processes": [],
         }
         self.intent: dict[str, Any] = {

@@ -355,7 +355,6 @@ def test_the_rest_is_read_from_plain_files(host: Host) -> None:
     host.write("dev/nvidia-caps/nvidia-cap1")
     host.write("etc/modules-load.d/nvidia.conf", "# loaded early\nnvidia-uvm\n")
     host.write("sys/module/nvidia/version", "580.159.04")
-    host.write("etc/systemd/system/nvidia-persistenced.service.d/socle.conf")
     host.write("sys/fs/selinux/enforce", "1")
     host.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
     host.write("var/run/reboot-required")
@@ -372,4 +371,3 @@ def test_the_rest_is_read_from_plain_files(host: Host) -> None:
     assert stack["oci_hooks"] == ["/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"]
     assert stack["cdi"]["environment"] == {"NVIDIA_CTK_DEBUG": "1"}
     assert stack["kernel_release"] == [6, 1, 190]
-    assert stack["persistence_drop_in"] is True
