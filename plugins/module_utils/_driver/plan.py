@@ -257,14 +257,28 @@ class Planner:
 
     def _kept(self) -> str | None:
         """The installed version where nothing about the packages is to change."""
-        return self.installed.version if decide.keeps(self.settings, self.installed) and self._is_whole() else None
+        if not decide.keeps(self.settings, self.installed):
+            return None
+        if self._is_whole():
+            return self.installed.version
+        held = self._held_by_others()
+        if held and self._is_whole(guarded=False):
+            self.result.reasons.append(
+                f"{held[0]} is held, and not by this role: the driver stays as it is, without a pin or headers that lack"
+            )
+            return self.installed.version
+        return None
 
-    def _is_whole(self) -> bool:
-        """Whether everything is installed, at the version and flavour of the driver that is there."""
+    def _is_whole(self, guarded: bool = True) -> bool:
+        """Whether everything is installed, at the version and flavour of the driver that is there.
+
+        Also what guards it, the pin and the headers for kernels to come, unless *guarded* is false.
+        """
         installed, wanted = self.installed, self.wanted
         if installed.version is None or installed.broken or installed.flavour != self.result.flavour:
             return False
-        required = [*wanted.exact, *wanted.independent, *wanted.headers, *([wanted.pin] if wanted.pin else [])]
+        guards = [*wanted.headers, *([wanted.pin] if wanted.pin else [])] if guarded else []
+        required = [*wanted.exact, *wanted.independent, *guards]
         return all(is_installed(self.packages, name) for name in required) and all(
             upstream(self.packages[name]["version"]) == installed.version for name in wanted.exact
         )
@@ -345,19 +359,23 @@ class Planner:
                     return True
         return False
 
-    def _check_held(self) -> None:
-        own = own_holds(self.host)
+    def _held_by_others(self) -> list[str]:
         names_needed = {*self.wanted.exact, *self.wanted.independent, self.wanted.pin}
         held = {name for name, package in self.packages.items() if package["held"]}
         mine = {name for name in held if names.is_driver_package(name) or name in names_needed}
-        others = sorted(mine - own)
+        return sorted(mine - own_holds(self.host))
+
+    def _check_held(self) -> None:
+        own = own_holds(self.host)
+        held = {name for name, package in self.packages.items() if package["held"]}
+        others = self._held_by_others()
         if others:
             version = self.packages[others[0]]["version"]
             raise DriverError(
                 f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} held"
                 f"{f' at {version}' if version else ''}, and not by this role; release with"
-                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or set gpu_driver_version to what is"
-                " installed. Nothing was changed."
+                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or leave the driver to whoever holds it with"
+                " gpu_driver_state: unmanaged. Nothing was changed."
             )
         self.result.unhold = sorted(held & own)
 
@@ -620,19 +638,21 @@ def fill_removal(
     Refuses while something uses a GPU that was not named to be stopped.
     """
     result.action = "remove" if there else "none"
+    own = own_holds(host)
+    # The kernel that modules of the distribution belong to is held as well, and stays installed.
+    result.unhold = sorted(name for name in own if packages.get(name, {}).get("held"))
     if not there:
-        result.changed_needed = bool(result.repository and result.repository["files"])
+        result.changed_needed = bool(result.unhold or (result.repository and result.repository["files"]))
         return
     check_removal(host, settings, facts)
-    held = {name for name in there if packages[name]["held"]}
-    others = sorted(held - own_holds(host))
+    others = sorted(name for name in there if packages[name]["held"] and name not in own)
     if others:
         state, release = hold
         raise DriverError(
             f"Cannot remove the driver: {', '.join(others)} is {state}, and not by this role; release with"
             f" '{release} {' '.join(others)}' and repeat the run. Nothing was changed."
         )
-    result.remove, result.unhold = list(there), sorted(held)
+    result.remove = list(there)
     result.services = running_units(host, settings.services)
     result.changed_needed = True
     result.reasons.append(f"driver {result.installed_version} would be removed")

@@ -76,6 +76,7 @@ class Transaction:
             self._remove()
             return result
         if plan["action"] == "none":
+            self._mark("unhold", plan["unhold"])
             result["held"] = self._settle_holds(plan["hold"])
             return result
         self._download()
@@ -213,7 +214,8 @@ class Transaction:
             wanted = holdable(packages, str(self.plan["version"]), self.plan.get("hold_also") or [])
         todo = sorted(name for name in wanted if name in present and not packages[name]["held"])
         self._mark("hold", todo)
-        held = sorted({*(own & present), *todo})
+        # What was released because it no longer belongs to the driver is not ours any more.
+        held = sorted({*(name for name in own & present if packages[name]["held"]), *todo})
         self._note(held)
         return held
 
@@ -227,5 +229,9 @@ class Transaction:
     def _remove(self) -> None:
         self._mark("unhold", self.plan["unhold"])
         command = ["apt-get", *apt.OPTIONS, "purge", *self.plan["remove"]]
-        self._apt(command, "Cannot remove the driver")
+        try:
+            self._apt(command, "Cannot remove the driver")
+        except DriverError:
+            self._settle_holds(self.plan["unhold"])
+            raise
         self._note([])

@@ -452,3 +452,15 @@ def test_a_driver_of_somebody_else_is_compared_only(fake: FakeHost) -> None:
         with pytest.raises(DriverError, match=r"and driver 580\.126\.09 runs, which gpu_driver_state: unmanaged"):
             verified(loaded("580.126.09"), **settings)
     assert fake.calls == []
+
+
+def test_a_driver_that_somebody_holds_is_kept_without_our_pin(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True, pin=None)
+    del fake.packages["linux-headers-cloud-amd64"]
+    for settings in ({}, {"version": "580.126.09"}):
+        found = planned(fake, loaded("580.126.09"), **settings)
+        assert (found.action, found.version, found.changed_needed) == ("none", "580.126.09", False)
+        assert "libcuda1 is held, and not by this role" in summary(found)
+    with pytest.raises(DriverError, match="gpu_driver_state: unmanaged"):
+        planned(fake, loaded("580.126.09"), upgrade=True)

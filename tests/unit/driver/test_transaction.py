@@ -179,3 +179,44 @@ def test_the_first_error_of_a_build(log: str, error: str, remedy: str) -> None:
     found = dkms.first_error(log)
     assert found is not None and found.startswith(error)
     assert remedy in dkms.remedy(found)
+
+
+def signed(fake: FakeHost) -> None:
+    """Ubuntu's signed modules, installed and held with the kernel that they belong to."""
+    fake.packages.clear()
+    names = ["nvidia-utils-580-server", "linux-modules-nvidia-580-server-open-generic", "linux-image-generic"]
+    for name in names:
+        fake.packages[name] = {"version": "580.159.03-0ubuntu1", "status": "installed", "held": True}
+    fake.write(LEDGER, json.dumps({"held": names}))
+
+
+def test_removal_releases_the_kernel_that_was_held_with_the_driver(fake: FakeHost) -> None:
+    signed(fake)
+    run(fake, state="absent")
+    assert fake.held() == ledger(fake) == [] and "linux-image-generic" in fake.packages
+
+
+def test_a_hold_on_the_kernel_goes_although_the_driver_went_by_hand(fake: FakeHost) -> None:
+    signed(fake)
+    for name in [name for name in fake.packages if "nvidia" in name]:
+        del fake.packages[name]
+    assert run(fake, state="absent")["changed"]
+    assert fake.held() == ledger(fake) == []
+
+
+def test_without_signed_modules_the_kernel_is_not_held(fake: FakeHost) -> None:
+    run(fake)
+    fake.packages["linux-image-cloud-amd64"] = {"version": "6.12-1", "status": "installed", "held": True}
+    fake.write(LEDGER, json.dumps({"held": [*ledger(fake), "linux-image-cloud-amd64"]}))
+    run(fake, branch="595")
+    assert "linux-image-cloud-amd64" not in fake.held() and ledger(fake) == fake.held()
+
+
+def test_a_removal_that_fails_holds_again(fake: FakeHost) -> None:
+    run(fake)
+    held = fake.held()
+    made = plan(fake.host(), Settings(state="absent"), facts()).as_dict()
+    fake.failures["purge"] = "E: dpkg failed\n"
+    with pytest.raises(DriverError, match="Cannot remove the driver"):
+        Transaction(fake.host(), made, KERNEL, True, Files()).carry_out(False)
+    assert fake.held() == held == ledger(fake)
