@@ -170,9 +170,11 @@ def render(
         # Quadlet adds this by itself. Not for instances without GPUs, whose units stay as they are.
         paths += [source for source, _target, _read_only in unit.mounts(plan)]
         paths += [source for source, _target in secret_mounts(plan, secrets_dir)]
+    guard = unit.gpu_guard(plan)
     commands = [
         ("Type", "exec"),
         ("SyslogIdentifier", name),
+        *([("ExecStartPre", f"/bin/sh -c {quote(guard)}")] if guard else []),
         # What a client that was killed left behind holds the name, and GPUs.
         ("ExecStartPre", _quietly(f"{docker} rm -f {name}")),
         ("ExecStart", f"{docker} run \\\n    {words}"),

@@ -178,13 +178,15 @@ def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = (), s
     add("HealthOnFailure", "kill")
     add("Notify", "healthy")
     container.extend(("PodmanArgs", word) for word in podman_args)
+    guard = unit.gpu_guard(plan)
+    before = [("ExecStartPre", f"/bin/sh -c {quote(guard)}")] if guard else []
     words = [quote(str(word)) for word in plan["argv"]]
     container.append(("Exec", " \\\n    ".join(words)))
     return unit.write_sections(
         [
             unit.unit_section(plan),
             ("Container", container),
-            ("Service", unit.service_entries(plan)),
+            ("Service", [*before, *unit.service_entries(plan)]),
             unit.INSTALL,
         ]
     )

@@ -168,10 +168,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "See whether the CDI specification lists the GPUs ('nvidia-ctk cdi list') and the instance asks for them.",
     ),
     _signature(
+        "gpu_missing",  # from our own unit, before the container starts
+        r"^\s*error: nvidia-smi does not list GPU (\S+), which \S+ needs, but says: (.+)",
+        "the host's driver does not show GPU {1}",
+        "Run playbook provision.yml; reboot the host where the versions of driver and libraries differ.",
+    ),
+    _signature(
         "cdi",
         r"unresolvable CDI devices? (.+?)\.?$",
         "the container engine does not know the GPUs {1}",
-        "Generate the CDI specification anew ('nvidia-ctk cdi generate'), or correct the instance's gpus.",
+        "Write the CDI specification anew ('systemctl restart nvidia-cdi-refresh'), or correct the instance's gpus.",
     ),
     _signature(
         "cdi_off",

@@ -58,6 +58,9 @@ Sections = list[tuple[str, Entries]]
 OPEN_FILES = 1048576
 """The kernel's default for the most that a process may ask for (fs.nr_open)."""
 
+GUARD_S = 120
+"""Given to nvidia-smi, which wakes every GPU of a host without nvidia-persistenced."""
+
 _CAP_SYS_RESOURCE = 24
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+")
@@ -220,6 +223,25 @@ def unit_section(plan: dict[str, Any], requires: Sequence[str] = (), paths: Sequ
             ("StartLimitIntervalSec", str(interval)),
             ("StartLimitBurst", str(START_LIMIT_BURST)),
         ],
+    )
+
+
+def gpu_guard(plan: dict[str, Any]) -> str | None:
+    """Shell for the host before each start, also at boot: one line and a failure where the driver lacks a GPU.
+
+    Else the engine says it later and in other words: a module and libraries of different versions after an upgrade
+    without a reboot, a GPU that fell off the bus. The container engine speaks for itself where CDI or a path is
+    missing. None for a plan without GPUs; a host without nvidia-smi is left to the engine.
+    """
+    gpus = [device.partition("=")[2] for device in cdi_devices(plan)]
+    if not gpus:
+        return None
+    said = f"error: nvidia-smi does not list GPU $gpu, which {check_name(str(plan['instance']))} needs, but says:"
+    return (
+        "command -v nvidia-smi >/dev/null || exit 0; set -f;"
+        f" list=$(timeout -k 5 {GUARD_S} nvidia-smi -L 2>&1); for gpu in {' '.join(gpus)}; do"
+        ' case "$list" in *"GPU $gpu: "*|*"(UUID: $gpu)"*) ;;'
+        f' *) echo "{said}" ${{list:-nothing}} >&2; exit 1;; esac; done'
     )
 
 

@@ -24,6 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.docker imp
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import ensure_api_key
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import gpu_guard
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -129,6 +130,12 @@ def test_selinux_keeps_no_container_from_its_model_and_gpus(
     words = start_words(docker.render({**plan, "gpus": gpus}))
     assert "--security-opt=label=disable" in words
     assert ("--security-opt=no-new-privileges" in words) == bool(gpus)
+
+
+def test_a_gpu_instance_asks_the_driver_before_each_start(plan: dict[str, Any]) -> None:
+    plan["gpus"] = [0, 1]
+    guard, cleaning = lines(render(plan), "ExecStartPre")
+    assert systemd_reads(guard) == ["/bin/sh", "-c", gpu_guard(plan)] and "rm -f" in cleaning
 
 
 def test_a_gpu_instance_waits_for_the_file_systems_that_it_reads(plan: dict[str, Any]) -> None:

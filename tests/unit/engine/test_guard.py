@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle, listed_devices
-from ansible_collections.socle.inference.plugins.module_utils._engine.unit import has_selinux, raised_limits
+from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import diagnose
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import gpu_guard, has_selinux, raised_limits
 
 UUID = "GPU-5f2c0000-0000-0000-0000-000000000001"
 
@@ -122,3 +125,58 @@ def test_selinux_counts_also_while_it_only_warns(tmp_path: Path, enforce: str | 
         (tmp_path / "fs/selinux").mkdir(parents=True)
         (tmp_path / "fs/selinux/enforce").write_text(enforce)
     assert has_selinux(tmp_path) == (enforce is not None)
+
+
+MIG = "MIG-7a5b0000-0000-0000-0000-000000000001"
+
+LIST = f"""GPU 0: NVIDIA A100 80GB PCIe (UUID: GPU-aaaa)
+  MIG 1g.10gb     Device  0: (UUID: {MIG})
+GPU 11: NVIDIA A100 80GB PCIe (UUID: {UUID})
+"""
+
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.126\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said", "status", "missing"),
+    [
+        ([0, 11], LIST, 0, None),
+        ([UUID], LIST, 0, None),
+        ([MIG], LIST, 0, None),
+        # Another GPU of the host fell off the bus.
+        ([0], LIST + "Unable to determine the device handle for GPU1: 0000:3B:00.0: Unknown Error\n", 15, None),
+        ([0, 1], LIST, 0, "1"),
+        (["GPU-aaa"], LIST, 0, "GPU-aaa"),
+        ([0], MISMATCH, 18, "0"),
+        ([0], "", 0, "0"),
+    ],
+)
+def test_a_start_at_boot_says_in_one_line_which_gpu_the_driver_lacks(
+    tmp_path: Path, gpus: list[Any], said: str, status: int, missing: str | None
+) -> None:
+    (tmp_path / "said").write_text(said)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\ntest "$*" = -L || exit 2\ncat {tmp_path}/said\nexit {status}\n')
+    tool.chmod(0o755)
+    done = guarded(gpus, f"{tmp_path}:{os.environ['PATH']}", tmp_path)
+    if missing is None:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and f"GPU {missing}, which chat needs" in line
+    assert line.endswith("but says: " + (" ".join(said.split()) or "nothing"))
+    found = diagnose([line])
+    assert found is not None and found.sentence == f"the host's driver does not show GPU {missing}"
+
+
+def test_a_host_without_nvidia_smi_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert guarded([0], str(tmp_path), tmp_path).returncode == 0
+    assert gpu_guard({"instance": "chat", "gpus": []}) is None
+
+
+def guarded(gpus: list[Any], path: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = gpu_guard({"instance": "chat", "gpus": gpus})
+    assert script is not None
+    return subprocess.run(
+        ["/bin/sh", "-c", script], env={"PATH": path}, cwd=folder, capture_output=True, text=True, check=False
+    )

@@ -20,7 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet im
     quote,
     render,
 )
-from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
+from ansible_collections.socle.inference.plugins.module_utils._engine.unit import gpu_guard, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 GOLDEN = Path(__file__).parent / "fixtures" / "vllm-chat.container"
@@ -197,6 +197,12 @@ def test_a_gpu_instance_starts_no_service_that_was_turned_off(plan: dict[str, An
     unit = render({**plan, "gpus": [0]}, NEW)
     assert lines(unit, "Wants") == ["network-online.target", "nvidia-cdi-refresh.service"]
     assert {"nvidia-fabricmanager.service", "nvidia-persistenced.service"} <= set(lines(unit, "After"))
+
+
+def test_a_gpu_instance_asks_the_driver_before_each_start(plan: dict[str, Any]) -> None:
+    plan["gpus"] = [0, 1]
+    (guard,) = lines(render(plan, NEW), "ExecStartPre")
+    assert systemd_reads(guard) == ["/bin/sh", "-c", gpu_guard(plan)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -37,6 +37,10 @@ MESSAGES = {
     ),
     "port_taken": "OSError: [Errno 98] Address already in use",
     "no_device": "RuntimeError: Failed to infer device type, please set the environment variable",
+    "gpu_missing": (
+        "error: nvidia-smi does not list GPU 0, which chat needs, but says: Failed to initialize NVML: Driver/library"
+        " version mismatch NVML library version: 580.126"
+    ),
     "cdi": "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7",
     "cdi_off": 'docker: Error response from daemon: could not select device driver "cdi" with capabilities: [].',
     "secret_missing": 'Error: no secret with name or id "socle-chat-api_key": no such secret',
