@@ -155,21 +155,33 @@ def check_host(
     }
 
 
-def failure_message(findings: Sequence[Mapping[str, Any]], host: str = "") -> str | None:
-    """One line for each error, after one that names the host if given; None without errors."""
-    lines = [f"{one['id']}: {one['message']} {one['remedy']}" for one in findings if one["severity"] == ERROR]
-    if not lines:
-        return None
-    return "\n".join([*([f"{host} is not fit to serve ({_count(len(lines), 'error')}):"] if host else []), *lines])
+def _errors(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [one for one in findings if one["severity"] == ERROR]
+
+
+def failure_message(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    """One line for each error; None without errors."""
+    lines = [f"{one['id']}: {one['message']} {one['remedy']}" for one in _errors(findings)]
+    return "\n".join(lines) if lines else None
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def host_findings_failure(findings: Sequence[Mapping[str, Any]], host: str = "") -> str:
-    """The message to fail a host with; "" without errors."""
-    return failure_message(findings, host) or ""
+def host_findings_failure(findings: Sequence[Mapping[str, Any]], host: str) -> str:
+    """The message to fail a host with whose findings were shown by `host_findings_lines`; "" without errors.
+
+    A single error is said whole. Several are named only, since a reader has just passed them.
+    """
+    errors = _errors(findings)
+    if not errors:
+        return ""
+    start = f"{host} is not fit to serve ({_count(len(errors), 'error')}): "
+    if len(errors) == 1:
+        return f"{start}{failure_message(errors)}"
+    named = ", ".join(f"{one['id']} ({one['title']})" for one in errors)
+    return f"{start}{named}; see above what was found and what to do."
 
 
 def host_findings_lines(findings: Sequence[Mapping[str, Any]], host: str = "") -> list[str]:

@@ -638,8 +638,22 @@ def test_errors_come_first_and_each_takes_one_line_of_the_failure() -> None:
     assert [line.partition(":")[0] for line in lines] == ["SOC-H24", "SOC-H49"]
     assert lines[1] == f"SOC-H49: {found[1]['message']} {found[1]['remedy']}"
     assert failure_message(found[2:]) is None
-    assert host_findings_failure(found, "h1").splitlines() == ["h1 is not fit to serve (2 errors):", *lines]
-    assert host_findings_failure(found[2:], "h1") == ""
+
+
+def test_a_host_fails_with_the_whole_sentence_or_with_the_names_of_several() -> None:
+    """Its findings were shown before: a page of them is not repeated."""
+    host = Host()
+    host.gpu.update(remapped_pending=True, remapped_failure=True)
+    found = findings(host)
+    assert host_findings_failure(found, "h1") == (
+        f"h1 is not fit to serve (1 error): SOC-H49: {found[0]['message']} {found[0]['remedy']}"
+    )
+    assert host_findings_failure(found[1:], "h1") == ""
+    host.driver.update(library_version="580.178.04")
+    assert host_findings_failure(findings(host), "h1") == (
+        "h1 is not fit to serve (2 errors): SOC-H24 (Driver and library do not match), SOC-H49 (Memory row could not be"
+        " remapped); see above what was found and what to do."
+    )
 
 
 def test_lines_for_a_terminal_give_id_severity_title_sentence_and_remedy() -> None:
@@ -781,7 +795,6 @@ def test_the_legacy_hook_is_judged_by_what_is_installed_also_before_provisioning
             "replaces container toolkit 1.16.2,",
         ),
         (lambda h: h.use_docker("20.10.24"), "installs a container engine"),
-        (lambda h: h.stack.update(persistence_drop_in=False), "sets up nvidia-persistenced"),
     ],
 )
 def test_containers_keep_their_gpus_when_provisioning_would_reload_systemd(change: Change, cause: str) -> None:
@@ -798,14 +811,6 @@ def test_containers_keep_their_gpus_when_provisioning_would_reload_systemd(chang
     assert found[0]["message"].endswith("trainer, notebook.")
     host.intent["stage"] = "after"
     assert [one["id"] for one in findings(host, "SOC-H01")] == ["SOC-H01"]
-
-
-def test_nothing_of_persistence_is_set_up_where_it_is_not_wanted() -> None:
-    host = Host()
-    host.use_docker("28.3.0")
-    host.stack.update(reload_victims=["trainer"], persistence_drop_in=False)
-    host.intent["driver_persistence"] = False
-    assert findings(host, "SOC-H94") == []
 
 
 @pytest.mark.parametrize(
