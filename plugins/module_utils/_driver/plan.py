@@ -264,7 +264,7 @@ class Planner:
         held = self._held_by_others()
         if held and self._is_whole(guarded=False):
             self.result.reasons.append(
-                f"{held[0]} is held, and not by this role: the driver stays as it is, without a pin or headers that lack"
+                f"{held[0]} is held, and not by this role: the driver stays as it is, and what guards it is left out"
             )
             return self.installed.version
         return None
@@ -374,7 +374,7 @@ class Planner:
             raise DriverError(
                 f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} held"
                 f"{f' at {version}' if version else ''}, and not by this role; release with"
-                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or leave the driver to whoever holds it with"
+                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or leave the driver to whoever holds it:"
                 " gpu_driver_state: unmanaged. Nothing was changed."
             )
         self.result.unhold = sorted(held & own)
@@ -632,9 +632,11 @@ def fill_removal(
     settings: Settings,
     facts: Mapping[str, Any],
     packages: Mapping[str, Mapping[str, Any]],
+    entries: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> None:
     """Everything of the driver goes, which is *there*; *hold* is the word for it and the command that ends it.
 
+    *entries* gives what that command takes for the packages.
     Refuses while something uses a GPU that was not named to be stopped.
     """
     result.action = "remove" if there else "none"
@@ -650,7 +652,7 @@ def fill_removal(
         state, release = hold
         raise DriverError(
             f"Cannot remove the driver: {', '.join(others)} is {state}, and not by this role; release with"
-            f" '{release} {' '.join(others)}' and repeat the run. Nothing was changed."
+            f" '{release} {' '.join(entries(others))}' and repeat the run. Nothing was changed."
         )
     result.remove = list(there)
     result.services = running_units(host, settings.services)

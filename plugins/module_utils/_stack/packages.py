@@ -125,13 +125,14 @@ def read_version_locks(root: Path) -> list[str]:
     return patterns
 
 
-def _is_locked(name: str, evr: str, architecture: str, patterns: Sequence[str]) -> bool:
+def matching_locks(name: str, evr: str, architecture: str, patterns: Sequence[str]) -> list[str]:
+    """Those of *patterns* (of `read_version_locks`) that lock a package."""
     epoch, colon, version = evr.rpartition(":")
     number = epoch if colon else "0"
     spellings = [name, f"{name}.{architecture}"]
     for spelt in (version, f"{number}:{version}"):
         spellings += [f"{name}-{spelt}", f"{name}-{spelt}.{architecture}", f"{number}:{name}-{version}.{architecture}"]
-    return any(fnmatch.fnmatchcase(spelling, pattern) for pattern in patterns for spelling in spellings)
+    return [pattern for pattern in patterns if any(fnmatch.fnmatchcase(spelling, pattern) for spelling in spellings)]
 
 
 def _read_rpm(run: Run, root: Path) -> dict[str, dict[str, Any]]:
@@ -143,7 +144,8 @@ def _read_rpm(run: Run, root: Path) -> dict[str, dict[str, Any]]:
         # Kernels are installed side by side: the newest counts.
         if name in packages and version_key(packages[name]["version"]) >= version_key(evr):
             continue
-        packages[name] = {"version": evr, "status": "installed", "held": _is_locked(name, evr, architecture, locks)}
+        held = bool(matching_locks(name, evr, architecture, locks))
+        packages[name] = {"version": evr, "status": "installed", "held": held}
     return packages
 
 
