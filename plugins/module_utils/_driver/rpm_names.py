@@ -148,6 +148,20 @@ def rpm_headers(kernel: str) -> tuple[str, ...]:
     return (f"kernel{variant}-devel-matched",)
 
 
+_KERNEL_END = re.compile(r"\.(?:x86_64|aarch64)(?:\+\S+)?$")
+
+
+def kernel_version(kernel: str) -> str:
+    """The version of a kernel's packages: "5.14.0-570.12.1.el9_6" of "5.14.0-570.12.1.el9_6.x86_64"."""
+    return _KERNEL_END.sub("", kernel)
+
+
+def kernel_name(like: str, version: str) -> str:
+    """The kernel of *version* of the same architecture and variant as *like*."""
+    end = _KERNEL_END.search(like)
+    return version + (end.group(0) if end else "")
+
+
 def epel_packages(os: Mapping[str, Any]) -> tuple[str, ...]:
     """What to install for the EPEL repository, the only one with dkms: a package, on RHEL its address."""
     if os.get("id") == "rhel":

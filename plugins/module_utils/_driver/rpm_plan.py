@@ -66,7 +66,9 @@ class RpmPlan(Plan):
     enable: list[str] = field(default_factory=list)
     """Repositories of the distribution to enable first."""
     prepare: dict[str, str] = field(default_factory=dict)
-    """Packages to install before: EPEL and the plugin that locks."""
+    """Packages to install before: EPEL, by its address where no repository has it, and the plugin that locks."""
+    kernels: list[str] = field(default_factory=list)
+    """Kernels that get the modules: the running one, and the one that boots next."""
 
 
 def installed_rpm(packages: Mapping[str, Mapping[str, Any]]) -> Installed:
@@ -287,8 +289,8 @@ class RpmPlanner(Planner):
             )
         more = {name: newest(offers, name, settings.wanted_branch, version) for name in wanted.optional}
         chosen = {name: offer.evr for name, offer in {**exact, **more}.items() if offer is not None}
-        loose = dict.fromkeys((*wanted.independent, *wanted.headers, *self._running_headers()), "")
-        result.packages = {**chosen, **loose}
+        loose = dict.fromkeys((*wanted.independent, *self._running_headers()), "")
+        result.packages = {**chosen, **self._headers(), **loose}
         result.install = [f"{name}={version}" if version else name for name, version in result.packages.items()]
         result.remove = [name for name in KMOD.values() if name not in chosen and is_installed(self.packages, name)]
         result.stream = None if self._stream_is_right() else wanted.stream
@@ -297,6 +299,32 @@ class RpmPlanner(Planner):
 
     def _version_of(self, available: Sequence[str], where: str) -> str:
         return decide.choose_version(self.settings, self.installed, available, where)
+
+    def _headers(self) -> dict[str, str]:
+        """Versions of the metapackage of headers, "" where it is there; and names the kernels that get the modules.
+
+        It brings the kernel of its own version along, so that of the kernel that boots next is taken if there is one.
+        """
+        result, following = self.result, str(self.facts["driver"].get("next_kernel") or self.kernel)
+        versions = dict.fromkeys(self.wanted.headers, "")
+        lacking = [name for name in versions if not is_installed(self.packages, name)]
+        if lacking:
+            answer = self.host.run([*dnf.ENGLISH, "dnf", "--quiet", "repoquery", "--qf", dnf.QUERY_FORMAT, *lacking])
+            offers = dnf.parse_query(answer[1]) if answer is not None and answer[0] == 0 else []
+            for name in lacking:
+                mine = {offer.full: offer for offer in offers if offer.name == name}
+                version = rpm_names.kernel_version(following)
+                if mine and version not in mine:
+                    newest_one = mine[max(mine, key=version_key)]
+                    version = newest_one.full
+                    result.reasons.append(
+                        f"kernel {version} would be installed with its headers ({name}), since those of kernel"
+                        f" {following} are in no repository any more"
+                    )
+                    following = rpm_names.kernel_name(following, version)
+                versions[name] = version if mine else ""
+        result.kernels = list(dict.fromkeys((self.kernel, following))) if versions else []
+        return versions
 
     def _running_headers(self) -> list[str]:
         """Headers of the running kernel, which the metapackage leaves behind once a newer kernel is out."""
@@ -328,4 +356,8 @@ def _removal(
     result.installed_version = installed_rpm(packages).version
     there = sorted(name for name in packages if rpm_names.is_driver_rpm(name))
     fill_removal(result, there, ("locked", "dnf versionlock delete"), host, settings, facts, packages)
+    own = own_holds(host)
+    if own and not there:
+        result.unhold, result.changed_needed = sorted(own), True
+        result.reasons.append(f"locks on {', '.join(sorted(own))} would be lifted")
     return result

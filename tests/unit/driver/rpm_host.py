@@ -52,6 +52,8 @@ class RpmHost:
         self.fails_late = False
         self.removes: list[str] = []
         self.dkms = ""
+        self.builds = True
+        """Whether DKMS can build for the kernels that the driver's package does not build for."""
         self.calls: list[list[str]] = []
         for folder in ("etc/dnf/plugins", "etc/dnf/modules.d", "etc/yum.repos.d", "run", "proc"):
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -94,6 +96,8 @@ class RpmHost:
         if words[0] == "rpm":
             return self._rpm(words)
         if words[0] == "dkms":
+            if "install" in words and self.builds:
+                self.dkms += f"nvidia/{words[words.index('-v') + 1]}, {words[-1]}, x86_64: installed\n"
             return 0, self.dkms, ""
         if words[0] == "dnf":
             return self._dnf(words)
@@ -122,7 +126,13 @@ class RpmHost:
             else:
                 self.enable(words[-1].partition(":")[2])
             return 0, "", ""
-        if self.refusal and "config-manager" not in words:
+        if "config-manager" in words:
+            file = self.root / "etc/yum.repos.d/rocky.repo"
+            state = "enabled=1" if "--set-enabled" in words else "enabled=0"
+            file.write_text(file.read_text().replace("enabled=0", state).replace("enabled=1", state))
+            return 0, "", ""
+        address = words[-1].startswith("https://")
+        if self.refusal and not address and not any(word.startswith("epel-release") for word in words):
             return 1, "", self.refusal
         removing = "".join(f" {name} x86_64 1 @System 1 k\n" for name in self.removes)
         if "--assumeno" in words:
@@ -140,6 +150,9 @@ class RpmHost:
 
     def _install(self, specs: Sequence[str]) -> None:
         for spec in specs:
+            if spec.startswith("https://"):
+                self.install(Rpm("epel-release", "0", "9", "10.el9", "noarch"))
+                continue
             match = next((package for package in self.offered if package.spec == spec), None)
             if match is None:
                 self.install(Rpm("kernel-devel", "0", "5.14.0", "570.12.1.el9_6", "x86_64"))

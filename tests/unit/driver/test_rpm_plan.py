@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, newest, rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
 
 from tests.unit.driver.rpm_host import KERNEL, PARTS, RpmHost, facts, rpm
 
@@ -293,7 +294,7 @@ def test_a_module_that_dkms_could_not_build_is_told_and_taken_back(host: RpmHost
     build = host.root / "var/lib/dkms/nvidia/580.178.04/build"
     build.mkdir(parents=True)
     (build / "make.log").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
-    host.dkms = "nvidia/580.178.04: added\n"
+    host.dkms, host.builds = "nvidia/580.178.04: added\n", False
     with pytest.raises(DriverError) as caught:
         carry_out(host, plan(host))
     assert "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'" in caught.value.message
@@ -311,3 +312,138 @@ def test_removal_takes_packages_and_locks(host: RpmHost) -> None:
     assert "kernel-devel-matched" in host.installed
     assert host.locks == ""
     assert plan(host, state="absent").action == "none"
+
+
+RHEL = {"id": "rhel", "version_id": "10.0", "codename": None, "id_like": ["fedora"]}
+
+
+def without_dkms(host: RpmHost) -> None:
+    """dkms is in no enabled repository, and the builder repository is off."""
+    host.offered = [package for package in host.offered if package.name != "dkms"]
+    name = "codeready-builder-for-rhel-10-x86_64-rpms"
+    (host.root / "etc/yum.repos.d/rocky.repo").write_text(
+        f"[{name}]\nname={name}\nenabled=0\n[crb]\nname=CRB\nenabled=0\n"
+    )
+
+
+def test_rhel_itself_gets_epel_by_its_address(host: RpmHost) -> None:
+    without_dkms(host)
+    found = plan(host, facts(os=RHEL))
+    carry_out(host, found)
+    address = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-10.noarch.rpm"
+    assert ["dnf", "--assumeyes", "install", address] in host.calls
+    assert "epel-release" in host.installed
+    assert host.installed["nvidia-driver-cuda"].version == "580.178.04"
+
+
+@pytest.mark.parametrize("os", [RHEL, {"id": "rocky", "version_id": "10.0", "codename": None, "id_like": ["rhel"]}])
+def test_a_refusal_takes_back_what_made_the_transaction_possible(host: RpmHost, os: dict[str, Any]) -> None:
+    without_dkms(host)
+    (host.root / "etc/dnf/plugins/versionlock.conf").unlink()
+    host.offered.append(Rpm("python3-dnf-plugin-versionlock", "0", "4", "1", "noarch", "baseos"))
+    repositories = (host.root / "etc/yum.repos.d/rocky.repo").read_text()
+    found = plan(host, facts(os=os))
+    assert found.repository is not None and found.enable
+    for path in (found.repository["source"], found.repository["key"]):
+        place = host.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("written between the plan and the transaction\n")
+    host.removes = ["cockpit"]
+    with pytest.raises(SocleError, match=r"that would remove cockpit.*Nothing was changed\.$"):
+        carry_out(host, found)
+    assert host.installed == {}
+    assert [path.name for path in (host.root / "etc/yum.repos.d").iterdir()] == ["rocky.repo"]
+    assert list((host.root / "etc/pki/rpm-gpg").iterdir()) == []
+    assert (host.root / "etc/yum.repos.d/rocky.repo").read_text() == repositories
+
+
+def test_a_refusal_names_what_it_cannot_take_back(host: RpmHost) -> None:
+    file = host.root / "etc/yum.repos.d/socle-nvidia-cuda.repo"
+    file.write_text("[socle-nvidia-cuda]\nbaseurl=https://former.example/\nenabled=0\n")
+    found = plan(host)
+    host.removes = ["cockpit"]
+    with pytest.raises(
+        DriverError, match=r"No package of the driver was changed, but /etc/yum.repos.d/socle-nv\S+ stays"
+    ):
+        carry_out(host, found)
+    assert file.exists()
+
+
+def kernel(host: RpmHost, name: str) -> None:
+    """An installed kernel."""
+    folder = host.root / "lib/modules" / name
+    folder.mkdir(parents=True)
+    (folder / "vmlinuz").touch()
+
+
+NEXT = "5.14.0-611.5.1.el9_7.x86_64"
+
+
+def test_headers_come_for_the_kernel_that_boots_next_and_bring_no_other(host: RpmHost) -> None:
+    newer = Rpm("kernel-devel-matched", "0", "5.14.0", "611.5.1.el9_7", "x86_64", "baseos")
+    host.offered.append(newer)
+    found = plan(host)
+    assert found.packages["kernel-devel-matched"] == "5.14.0-570.12.1.el9_6"
+    assert found.kernels == [KERNEL]
+    told = facts(driver={**facts()["driver"], "next_kernel": NEXT})
+    found = plan(host, told)
+    assert found.packages["kernel-devel-matched"] == "5.14.0-611.5.1.el9_7"
+    assert found.kernels == [KERNEL, NEXT]
+
+
+def test_a_kernel_that_comes_with_its_headers_is_told(host: RpmHost) -> None:
+    host.offered = [package for package in host.offered if package.name != "kernel-devel-matched"]
+    host.offered.append(Rpm("kernel-devel-matched", "0", "5.14.0", "611.5.1.el9_7", "x86_64", "baseos"))
+    found = plan(host)
+    assert found.kernels == [KERNEL, NEXT]
+    assert "kernel 5.14.0-611.5.1.el9_7 would be installed with its headers" in summary(found)
+
+
+def test_the_modules_are_built_for_the_kernel_that_boots_next(host: RpmHost) -> None:
+    kernel(host, KERNEL)
+    kernel(host, NEXT)
+    host.dkms = f"nvidia/580.178.04, {KERNEL}, x86_64: installed\n"
+    carry_out(host, plan(host))
+    assert f"nvidia/580.178.04, {NEXT}, x86_64: installed" in host.dkms
+
+
+def test_a_next_kernel_without_modules_is_no_success(host: RpmHost) -> None:
+    kernel(host, KERNEL)
+    kernel(host, NEXT)
+    host.dkms, host.builds = f"nvidia/580.178.04, {KERNEL}, x86_64: installed\n", False
+    with pytest.raises(
+        DriverError, match=rf"no module 580\.178\.04 for kernel {NEXT}.*removed again, but .*stay"
+    ) as told:
+        carry_out(host, plan(host))
+    assert "kernel-devel-matched" in told.value.message
+    assert not [name for name in host.installed if "nvidia" in name]
+    assert host.stream is None
+
+
+def test_a_build_that_fails_after_another_stream_puts_the_stream_back(host: RpmHost) -> None:
+    settled(host)
+    host.dkms, host.builds = "nvidia/595.91.07: added\n", False
+    with pytest.raises(DriverError, match="the driver is as before the run"):
+        carry_out(host, plan(host, branch="595"))
+    assert host.stream == "580-open"
+    assert host.installed["nvidia-driver-cuda"].version == "580.159.03"
+
+
+def test_removal_lifts_every_lock_of_ours(host: RpmHost) -> None:
+    settled(host)
+    ledger = host.root / LEDGER
+    ledger.write_text(json.dumps({"held": [*json.loads(ledger.read_text())["held"], "kernel-core"]}))
+    host.lock_list.write_text(host.locks + "kernel-core-0:5.14.0-570.12.1.el9_6.*\nbash-0:5.1.8-9.el9.*\n")
+    carry_out(host, plan(host, state="absent"))
+    assert host.locks == "bash-0:5.1.8-9.el9.*\n"
+    assert not ledger.exists()
+
+
+def test_locks_of_a_driver_that_was_removed_by_hand_are_lifted(host: RpmHost) -> None:
+    settled(host)
+    host.installed = {}
+    found = plan(host, state="absent")
+    assert found.changed_needed and "nvidia-driver-cuda" in found.unhold
+    carry_out(host, found)
+    assert host.locks == ""
+    assert plan(host, state="absent").changed_needed is False
