@@ -14,14 +14,16 @@ options:
     type: dict
     required: true
   hold:
-    description: Whether upgrades by others shall leave the packages alone; left as it is when omitted.
+    description:
+      - Whether upgrades by others shall leave the packages alone; left as it is when omitted.
+      - Holds that are set here are noted in C(/var/lib/socle/package_holds.json); no other is ever released.
     type: bool
   downgrade:
     description: Whether a package may become older.
     type: bool
     default: false
   state:
-    description: Whether the packages shall be there. V(absent) also removes their holds.
+    description: Whether the packages shall be there. V(absent) also removes the holds that were set here.
     type: str
     choices: [present, absent]
     default: present

@@ -15,7 +15,8 @@ description:
   - Nothing else is removed for it, recommended packages are not installed, and configuration files of the user stay.
   - For O(packages), V(newest) as a version is always the candidate.
   - With O(state=absent), configuration files go too.
-  - Held packages are changed where their version is named here; that is what the hold protects from others.
+  - A package that this module holds is changed where its version is named here. One that somebody else holds is not,
+    also not as a dependency; that is refused.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
@@ -57,10 +58,11 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import Wanted, install, remove
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import ARGUMENTS
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 
 
 def main() -> None:
@@ -72,12 +74,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    holds = Holds(Files())
     try:
         if params["state"] == "absent":
-            outcome = remove(run, list(params["packages"]), check=module.check_mode)
+            outcome = remove(run, list(params["packages"]), holds, check=module.check_mode)
         else:
             wanted = Wanted(params["packages"], params["hold"], params["downgrade"], params["source_pending"])
-            outcome = install(run, wanted, check=module.check_mode)
+            outcome = install(run, wanted, holds, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(**outcome.as_result(module._diff))

@@ -12,7 +12,7 @@ version_added: 0.2.0
 description:
   - The transaction is tried first, then downloaded, then carried out. A conflict or a broken download changes nothing.
   - Holds are version locks. A version may be given with or without its release.
-  - Nothing else is removed for it. A lock on a package that is named here gives way, that of any other does not.
+  - Nothing else is removed for it. A lock that was set here gives way, that of anybody else does not.
   - Unlike M(ansible.builtin.dnf), refuses to go back to an older version, which DNF does without a word.
 author:
   - The socle authors (@socle-inference)
@@ -71,6 +71,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import Exact, Request
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import ARGUMENTS
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 
 
 def main() -> None:
@@ -86,7 +87,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    exact = Exact(run_command, Files())
+    exact = Exact(run_command, Files(), holds=Holds(Files()))
     try:
         if params["state"] == "absent":
             outcome = exact.remove(list(params["packages"]), check=module.check_mode)

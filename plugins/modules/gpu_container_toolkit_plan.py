@@ -12,7 +12,8 @@ version_added: 0.1.0
 description:
   - Names the four packages at one version, the repository, and the sources that must go since they define it again.
   - Refuses 1.19.0 (its refresh unit makes an ordering cycle), 1.17.7 (containers lose libraries) and everything before
-    1.18 (no refresh unit), and a version that is older than the installed one.
+    1.18 (no refresh unit), a version that is older than the installed one, and a change of packages that somebody else
+    holds.
   - Changes nothing and downloads nothing.
 author:
   - The socle authors (@socle-inference)
@@ -90,8 +91,9 @@ repository:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.toolkit_plan import plan
 
@@ -124,6 +126,7 @@ def main() -> None:
             params["repository_url"],
             downgrade=params["downgrade"],
             remove=params["state"] == "absent",
+            own_holds=Holds(Files()).own(),
         )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)

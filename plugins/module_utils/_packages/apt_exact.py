@@ -13,6 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.dpkg import Installed, read_installed
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
 
 NEWEST = "newest"
 """In place of a version: the candidate, also where an older one is installed."""
@@ -54,11 +55,12 @@ def _describe(found: Mapping[str, Installed], names: Sequence[str]) -> dict[str,
     return states
 
 
-def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Path("/")) -> Outcome:
+def install(run: Runner, wanted: Wanted, holds: Holds, *, check: bool = False, root: Path = Path("/")) -> Outcome:
     """Bring packages to their versions in one transaction.
 
     It is simulated first, then downloaded, and only then installed: a conflict or a broken download changes nothing.
-    Refuses what would remove other packages. Raises PackageError in one sentence.
+    Refuses what would remove other packages, or change one that somebody else holds. Raises PackageError in one
+    sentence.
     """
     names = list(wanted.packages)
     found = read_installed(run, names)
@@ -71,9 +73,16 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
         if name not in found or not found[name].whole or (version and found[name].version != version)
     }
     outcome = Outcome(before=_describe(found, names))
+    own = holds.own()
+    held = [name for name in names if name in found and found[name].held]
     if due:
         specs = [f"{name}={version}" if version else name for name, version in due.items()]
-        arguments = ["install", "--no-install-recommends", "--no-remove", "--allow-change-held-packages"]
+        # To finish a package that dpkg left half done is no change of it.
+        changing = {name for name in held if name in due and due[name] not in ("", found[name].version)}
+        _respect(f"install {', '.join(specs)}", changing - own)
+        arguments = ["install", "--no-install-recommends", "--no-remove"]
+        if set(held) & set(due):
+            arguments.append("--allow-change-held-packages")
         if wanted.downgrade:
             arguments.append("--allow-downgrades")
         for step, extra in (("install", ["-s"]), ("download", ["--download-only"]), ("install", [])):
@@ -85,22 +94,64 @@ def install(run: Runner, wanted: Wanted, *, check: bool = False, root: Path = Pa
             if done.returncode != 0 and step == "download" and apt.update(run) is None:
                 done = _apt_get(run, [*extra, *arguments, *specs])
             if done.returncode != 0:
+                if not extra:
+                    _mark(run, "hold", _released(run, held))
                 raise PackageError(
                     _refusal(step, specs, done, changed=not extra), rc=done.returncode, stderr=done.stderr
                 )
+            if extra == ["-s"]:
+                _check_others(run, specs, done.stdout, own)
         outcome.changed = True
         outcome.actions.append(f"install {', '.join(specs)}")
-    if wanted.hold is not None:
-        # apt takes the hold away from a held package that it changes.
-        now = read_installed(run, names) if due and not check else found
-        marked = [name for name in names if (name in now and now[name].held) != wanted.hold]
-        if marked:
-            outcome.changed = True
-            outcome.actions.append(f"{'hold' if wanted.hold else 'unhold'} {', '.join(marked)}")
-            if not check:
-                _mark(run, "hold" if wanted.hold else "unhold", marked)
+    _settle(run, wanted, holds, outcome, _Now(found if check or not due else read_installed(run, names), held, check))
     outcome.after = dict(outcome.before) if not outcome.changed else _after(run, wanted, found, due, check)
     return outcome
+
+
+@dataclass(frozen=True)
+class _Now:
+    found: Mapping[str, Installed]
+    held: Sequence[str]
+    """What was held before: apt takes the hold away from a held package that it changes."""
+    check: bool
+
+
+def _respect(attempt: str, others: set[str]) -> None:
+    if others:
+        raise PackageError(refusal(attempt, others, "debian"))
+
+
+def _check_others(run: Runner, specs: Sequence[str], simulated: str, own: set[str]) -> None:
+    """Refuse where the transaction would also change what somebody else holds; apt was allowed to change any hold."""
+    simulation = apt.parse_simulation(simulated)
+    touched = sorted({*simulation.installs, *simulation.removals})
+    found = read_installed(run, touched) if touched else {}
+    _respect(f"install {', '.join(specs)}", {name for name, package in found.items() if package.held} - own)
+
+
+def _released(run: Runner, held: Sequence[str]) -> list[str]:
+    now = read_installed(run, held) if held else {}
+    return [name for name in held if name in now and now[name].present and not now[name].held]
+
+
+def _settle(run: Runner, wanted: Wanted, holds: Holds, outcome: Outcome, now: _Now) -> None:
+    """Holds as they shall be; only our own are ever released."""
+    names = list(wanted.packages)
+    if wanted.hold is False:
+        mark, marked = "unhold", [name for name in names if name in now.held and name in holds.own()]
+    else:
+        kept = names if wanted.hold else now.held
+        mark, marked = "hold", [name for name in kept if not (name in now.found and now.found[name].held)]
+    if marked:
+        outcome.changed = True
+        outcome.actions.append(f"{mark} {', '.join(marked)}")
+    if now.check or not marked:
+        return
+    if mark == "hold" and wanted.hold:
+        holds.add(marked)
+    _mark(run, mark, marked)
+    if mark == "unhold":
+        holds.drop(marked)
 
 
 def _after(
@@ -133,23 +184,28 @@ def _refusal(step: str, specs: Sequence[str], done: Completed[str], *, changed: 
     return f"Cannot {step} {', '.join(specs)}: {reason}; {rest}."
 
 
-def remove(run: Runner, names: Sequence[str], *, check: bool = False) -> Outcome:
-    """Take packages away with their configuration files and holds; other packages that would go too are a refusal."""
+def remove(run: Runner, names: Sequence[str], holds: Holds, *, check: bool = False) -> Outcome:
+    """Take packages away with their configuration files and our holds.
+
+    Refuses what somebody else holds, and where other packages would go too.
+    """
     found = read_installed(run, names)
     there = [name for name in names if name in found and found[name].status != "not-installed"]
-    held = [name for name in names if name in found and found[name].held]
+    own = holds.own()
+    held = [name for name in names if name in found and found[name].held and name in own]
     outcome = Outcome(before=_describe(found, names))
     if not there and not held:
         outcome.after = dict(outcome.before)
         return outcome
+    _respect(f"remove {', '.join(there)}", {name for name in there if found[name].held} - own)
     outcome.changed = True
     outcome.after = dict.fromkeys(names, "absent")
     outcome.actions = [f"remove {', '.join(there)}"] if there else []
     if there:
         done = _apt_get(run, ["-s", "purge", "--allow-change-held-packages", *there])
         if done.returncode != 0:
-            refusal = _refusal("remove", there, done, changed=False)
-            raise PackageError(refusal, rc=done.returncode, stderr=done.stderr)
+            refused = _refusal("remove", there, done, changed=False)
+            raise PackageError(refused, rc=done.returncode, stderr=done.stderr)
         going = set(apt.parse_simulation(done.stdout).removals) - set(names)
         if going:
             raise PackageError(
@@ -162,5 +218,7 @@ def remove(run: Runner, names: Sequence[str], *, check: bool = False) -> Outcome
     if there:
         done = _apt_get(run, ["purge", *there])
         if done.returncode != 0:
+            _mark(run, "hold", _released(run, held))
             raise PackageError(_refusal("remove", there, done, changed=True), rc=done.returncode, stderr=done.stderr)
+    holds.drop(names)
     return outcome

@@ -8,7 +8,7 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 RPM_FORMAT = "%{NAME}\t%|EPOCH?{%{EPOCH}}:{0}|\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t@System\n"
@@ -66,10 +67,14 @@ def removals(output: str) -> list[str]:
 
 
 class Exact:
-    """Packages of one host. Raises PackageError in one sentence; then packages, streams and locks are as they were."""
+    """Packages of one host. Raises PackageError in one sentence; then packages, streams and locks are as they were.
 
-    def __init__(self, run: Run, files: Files, root: Path = Path("/")) -> None:
-        self.run, self.files, self.root = run, files, root
+    With *holds*, locks that are not in them are somebody else's, and respected. Without, the caller has seen to that:
+    locks of packages that a request names give way.
+    """
+
+    def __init__(self, run: Run, files: Files, root: Path = Path("/"), holds: Holds | None = None) -> None:
+        self.run, self.files, self.root, self.holds = run, files, root, holds
         self.lock_list = root / dnf.LOCK_LIST
 
     def installed(self, patterns: Sequence[str]) -> dict[str, Rpm]:
@@ -87,6 +92,15 @@ class Exact:
         lines = (self.files.read(self.lock_list) or "").splitlines()
         return {name for name in map(dnf.lock_name, lines) if name}
 
+    def foreign_locks(self) -> set[str]:
+        """Packages that somebody else locked."""
+        return self.locked_names() - self.holds.own() if self.holds else set()
+
+    def _respect(self, attempt: str, names: Iterable[str]) -> None:
+        others = self.foreign_locks() & set(names)
+        if others:
+            raise PackageError(refusal(attempt, others, "redhat"))
+
     def install(self, request: Request, *, check: bool = False) -> Outcome:
         """Bring packages to their versions, and set or lift their locks."""
         names = [name for name in request.packages if " " not in name]
@@ -100,6 +114,7 @@ class Exact:
         stream = dnf.read_stream(self.root, request.module) if request.module else None
         streams = dnf.stream_commands(request.module, stream, request.stream)
         outcome = Outcome(before=self._describe(found, names))
+        self._respect(f"install {', '.join(f'{name} {version}'.strip() for name, version in due.items())}", due)
         chosen = self._choose(due, found, request) if due else {}
         if chosen or lacking:
             specs = [*(package.spec for package in chosen.values()), *lacking]
@@ -127,7 +142,8 @@ class Exact:
     def remove(self, names: Sequence[str], *, check: bool = False) -> Outcome:
         """Take packages and their locks away; other packages that would go too are a refusal."""
         found = self.installed(names)
-        locked = self.locked_names() & set(names)
+        locked = (self.locked_names() - self.foreign_locks()) & set(names)
+        self._respect(f"remove {', '.join(sorted(found))}", found)
         outcome = Outcome(before=self._describe(found, names), after=dict.fromkeys(names, "absent"))
         if not found and not locked:
             outcome.after = outcome.before
@@ -149,7 +165,9 @@ class Exact:
                 if not check:
                     self._dnf([*command, plugins, "--assumeyes"], attempt)
         if not check:
-            self._write_locks(dnf.unlocked(self.files.read(self.lock_list) or "", names))
+            self._write_locks(dnf.unlocked(self.files.read(self.lock_list) or "", set(names) - self.foreign_locks()))
+            if self.holds:
+                self.holds.drop(names)
         return outcome
 
     def offers(self, names: Sequence[str]) -> list[Rpm]:
@@ -225,14 +243,16 @@ class Exact:
 
     def _ours(self, request: Request) -> set[str]:
         names = {name for name in request.packages if " " not in name}
-        return {*names, *request.replaces, *self.installed(request.lock)}
+        return {*names, *request.replaces, *self.installed(request.lock)} - self.foreign_locks()
 
     def _settle(self, request: Request, outcome: Outcome, due: Mapping[str, str], check: bool) -> None:
-        """Locks at the versions that are installed now; none where they are not to be held."""
+        """Locks at the versions that are installed now; none where they are not to be held. Those of others stay."""
         if request.hold is None:
             return
         text = self.files.read(self.lock_list) or ""
-        ours = self.installed([*(name for name in request.packages if " " not in name), *request.lock])
+        patterns = [*(name for name in request.packages if " " not in name), *request.lock]
+        foreign = self.foreign_locks()
+        ours = {name: package for name, package in self.installed(patterns).items() if name not in foreign}
         gone = set(request.replaces) - set(self.installed(request.replaces))
         kept = text if check else dnf.unlocked(text, gone)
         after = dnf.locked(kept, ours.values()) if request.hold else dnf.unlocked(kept, ours)
@@ -241,7 +261,11 @@ class Exact:
         elif after != text:
             outcome.actions.append(f"{'lock' if request.hold else 'unlock'} {', '.join(sorted(ours))}")
             if not check:
+                if self.holds and request.hold:
+                    self.holds.add(ours)
                 self._write_locks(after)
+                if self.holds and not request.hold:
+                    self.holds.drop(ours)
 
     def _write_locks(self, text: str) -> None:
         if text != (self.files.read(self.lock_list) or ""):

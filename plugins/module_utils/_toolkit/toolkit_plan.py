@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import refusal
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import upstream_version
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import family, replaced_sources
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import (
@@ -70,16 +71,25 @@ def plan(
     *,
     downgrade: bool = False,
     remove: bool = False,
+    own_holds: Collection[str] = (),
     root: Path = Path("/"),
 ) -> dict[str, Any]:
     """What is to be installed: {"family", "version", "packages", "due", "replaces", "repository"}.
 
     *packages* is the answer of ``read_packages``. An empty *version* keeps what is installed where that may stay, else
-    takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold. Raises
-    ToolkitError for versions that must not be installed, and where one would become older.
+    takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold. *own_holds* are
+    packages that socle holds. Raises ToolkitError for versions that must not be installed, where one would become
+    older, and where somebody else holds a package that would change.
     """
     kind = family(os)
+    foreign = {name for name in PACKAGES if packages.get(name, {}).get("held")} - set(own_holds)
     if remove:
+        if foreign:
+            raise ToolkitError(
+                refusal(
+                    "remove NVIDIA's container toolkit", foreign, kind, "leave gpu_container_toolkit_state at present"
+                )
+            )
         return {
             "family": kind,
             "version": version,
@@ -104,6 +114,9 @@ def plan(
             f"Will not replace {name} {found} by the older {version}: set gpu_container_toolkit_version to {found} to"
             " keep it, or gpu_container_toolkit_downgrade to true to go back. Nothing was changed."
         )
+    foreign -= {name for name, package in there.items() if str(package["version"]).rpartition(":")[2] == exact}
+    if foreign:
+        raise ToolkitError(refusal(f"install NVIDIA's container toolkit {version}", foreign, kind))
     settled = len(there) == len(PACKAGES) and all(
         str(package["version"]).rpartition(":")[2] == exact and package["held"] for package in there.values()
     )

@@ -12,6 +12,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST, Wanted, install, remove
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 
 from tests.support.commands import Commands
 
@@ -86,14 +87,14 @@ def test_the_reason_of_apt(stdout: str, stderr: str, words: str) -> None:
     assert words in " ".join(apt.reason(stdout, stderr).split())
 
 
-def test_packages_as_they_should_be_cost_one_look(commands: Commands) -> None:
+def test_packages_as_they_should_be_cost_one_look(commands: Commands, holds: Holds) -> None:
     commands.on("dpkg-query", out=state("a", want="hold"))
-    outcome = install(commands, Wanted({"a": "1.20.0-1"}, hold=True))
+    outcome = install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
     assert not outcome.changed and len(commands.calls) == 1
 
 
-def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands: Commands) -> None:
-    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": ""}, hold=True))
+def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands: Commands, holds: Holds) -> None:
+    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": ""}, hold=True), holds)
     steps = [call for call in commands.calls if "install" in call]
     assert ["-s" in step for step in steps] == [True, False, False]
     assert ["--download-only" in step for step in steps] == [False, True, False]
@@ -102,27 +103,30 @@ def test_an_installation_is_simulated_and_downloaded_before_it_happens(commands:
     assert commands.ran("apt-mark", "hold", "a", "b") == 1
 
 
-def test_a_half_configured_package_is_finished(commands: Commands) -> None:
+def test_a_half_configured_package_is_finished(commands: Commands, holds: Holds) -> None:
     commands.on("dpkg-query", out=state("a", want="hold", status="half-configured"))
-    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True)).actions == ["install a=1.20.0-1"]
+    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds).actions == ["install a=1.20.0-1"]
 
 
 @pytest.mark.parametrize(("lists", "pending"), [(True, False), (False, False), (True, True)])
 def test_check_mode_simulates_only_and_only_what_apt_knows(
-    commands: Commands, tmp_path: Path, lists: bool, pending: bool
+    commands: Commands, holds: Holds, tmp_path: Path, lists: bool, pending: bool
 ) -> None:
     (tmp_path / "var/lib/apt/lists").mkdir(parents=True)
     if lists:
         (tmp_path / "var/lib/apt/lists/deb.debian.org_debian_dists_trixie_InRelease").touch()
     commands.on("dpkg-query", out=state("a", version="1.18.2-1"))
-    outcome = install(commands, Wanted({"a": "1.20.0-1"}, True, source_pending=pending), check=True, root=tmp_path)
+    outcome = install(
+        commands, Wanted({"a": "1.20.0-1"}, True, source_pending=pending), holds, check=True, root=tmp_path
+    )
     assert commands.ran("apt-get", "-s", "install") == int(lists and not pending)
     assert outcome.changed and outcome.before == {"a": "1.18.2-1"} and outcome.after == {"a": "1.20.0-1, held"}
     assert [call for call in commands.calls if "install" in call and "-s" not in call] == []
     assert commands.ran("apt-mark") == 0
 
 
-def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands) -> None:
+def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands, holds: Holds) -> None:
+    holds.add(["a"])
     commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
 
     def upgrade(argv: list[str]) -> tuple[int, str, str]:
@@ -131,26 +135,85 @@ def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands) -> None:
         return 0, "", ""
 
     commands.do("apt-get", "install", then=upgrade)
-    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True)).actions[-1] == "hold a"
+    assert install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds).actions[-1] == "hold a"
     assert commands.ran("apt-mark", "hold", "a") == 1
 
 
-def test_the_newest_is_the_candidate_also_over_an_older_one(commands: Commands) -> None:
+def test_the_newest_is_the_candidate_also_over_an_older_one(commands: Commands, holds: Holds) -> None:
     commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.18.2-1"))
     commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
     wanted = Wanted({"nvidia-container-toolkit": NEWEST})
-    assert install(commands, wanted).actions == ["install nvidia-container-toolkit=1.20.0-1"]
+    assert install(commands, wanted, holds).actions == ["install nvidia-container-toolkit=1.20.0-1"]
     commands.on("dpkg-query", out=state("nvidia-container-toolkit", version="1.20.0-1"))
-    assert not install(commands, wanted).changed
+    assert not install(commands, wanted, holds).changed
 
 
-def test_only_a_missing_hold_is_set_alone(commands: Commands) -> None:
+@pytest.mark.parametrize("check", [False, True])
+def test_a_package_that_somebody_else_holds_is_not_changed(commands: Commands, holds: Holds, check: bool) -> None:
+    commands.on("dpkg-query", out=state("a", version="1.17.8-1", want="hold") + state("b", version="1.17.8-1"))
+    with pytest.raises(PackageError, match=r"a is held, and not by socle; .*'apt-mark unhold a'.*Nothing was changed"):
+        install(commands, Wanted(dict.fromkeys("ab", "1.20.0-1"), hold=True), holds, check=check)
+    with pytest.raises(PackageError, match=r"Cannot remove a, b: a is held, and not by socle"):
+        remove(commands, ["a", "b"], holds, check=check)
+    assert commands.ran("apt-get") == 0 and commands.ran("apt-mark") == 0
+
+
+def test_a_dependency_that_somebody_else_holds_is_not_changed(commands: Commands, holds: Holds) -> None:
+    holds.add(["a"])
+    commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
+    commands.on("dpkg-query", "containerd", out=state("containerd", version="1.7-1", want="hold"))
+    commands.on("apt-get", "-s", out="Inst a [1.18.2-1] (1.20.0-1 x)\nInst containerd [1.7-1] (2.0-1 x)\n")
+    with pytest.raises(PackageError, match=r"containerd is held, and not by socle"):
+        install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
+    assert commands.ran("--download-only") == 0
+
+
+def test_apt_may_change_holds_only_where_one_of_ours_must_give_way(commands: Commands, holds: Holds) -> None:
+    install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
+    assert commands.ran("--allow-change-held-packages") == 0 and holds.own() == {"a"}
+    commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
+    install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
+    assert commands.ran("--allow-change-held-packages") == 3
+
+
+def test_holds_of_others_at_the_right_version_stay_theirs(commands: Commands, holds: Holds) -> None:
+    commands.on("dpkg-query", out=state("a", want="hold"))
+    assert not install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds).changed
+    assert not install(commands, Wanted({"a": "1.20.0-1"}, hold=False), holds).changed
+    assert holds.own() == set() and commands.ran("apt-mark") == 0
+
+
+def test_what_was_held_is_held_again_after_a_failure(commands: Commands, holds: Holds) -> None:
+    holds.add(["a"])
+    commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
+
+    def fail(argv: list[str]) -> tuple[int, str, str]:
+        if {"-s", "--download-only"} & set(argv):
+            return 0, "", ""
+        commands.on("dpkg-query", out=state("a", status="half-configured"))
+        return 100, "", "dpkg: error processing package a\n"
+
+    commands.do("apt-get", "install", then=fail)
+    with pytest.raises(PackageError, match="dpkg --audit"):
+        install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
+    assert commands.ran("apt-mark", "hold", "a") == 1
+
+
+def test_no_apt_command_restarts_services_beside_ours(commands: Commands, holds: Holds) -> None:
+    commands.on("dpkg-query", out=state("b"))
+    install(commands, Wanted({"a": "1.20.0-1"}, hold=True), holds)
+    remove(commands, ["b"], holds)
+    spoken = [call for call in commands.calls if {"apt-get", "apt-mark"} & set(call)]
+    assert len(spoken) >= 5 and all("NEEDRESTART_SUSPEND=1" in call for call in spoken)
+
+
+def test_only_a_missing_hold_is_set_alone(commands: Commands, holds: Holds) -> None:
     commands.on("dpkg-query", out=state("a", want="hold") + state("b"))
-    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True))
+    outcome = install(commands, Wanted({"a": "1.20.0-1", "b": "1.20.0-1"}, hold=True), holds)
     assert outcome.actions == ["hold b"] and commands.ran("apt-get") == 0
 
 
-def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands) -> None:
+def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands, holds: Holds) -> None:
     commands.on(
         "-s",
         "install",
@@ -159,60 +222,61 @@ def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands) -> N
         err="E: Unable to correct problems, you have held broken packages.\n",
     )
     with pytest.raises(PackageError, match=r"a : Depends: libc6 .*Nothing was changed") as caught:
-        install(commands, Wanted({"a": ""}))
+        install(commands, Wanted({"a": ""}), holds)
     assert "\n" not in str(caught.value)
     assert commands.ran("--download-only") == 0
 
 
-def test_a_download_that_fails_is_tried_again_with_fresh_lists(commands: Commands) -> None:
+def test_a_download_that_fails_is_tried_again_with_fresh_lists(commands: Commands, holds: Holds) -> None:
     answers = iter([(100, "", "E: Failed to fetch http://x/a.deb  404  Not Found\n"), (0, "", "")])
     commands.do("--download-only", then=lambda _argv: next(answers))
-    assert install(commands, Wanted({"a": ""})).changed
+    assert install(commands, Wanted({"a": ""}), holds).changed
     assert commands.ran("apt-get", "update") == 1
 
 
-def test_a_download_that_keeps_failing_installs_nothing(commands: Commands) -> None:
+def test_a_download_that_keeps_failing_installs_nothing(commands: Commands, holds: Holds) -> None:
     commands.on("--download-only", rc=100, err="E: Failed to fetch http://x/a.deb  404  Not Found\n")
     with pytest.raises(PackageError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*Nothing was changed"):
-        install(commands, Wanted({"a": ""}))
+        install(commands, Wanted({"a": ""}), holds)
     assert [call for call in commands.calls if "install" in call and not {"-s", "--download-only"} & set(call)] == []
 
 
-def test_a_package_that_breaks_half_way_says_how_to_go_on(commands: Commands) -> None:
+def test_a_package_that_breaks_half_way_says_how_to_go_on(commands: Commands, holds: Holds) -> None:
     def answer(argv: list[str]) -> tuple[int, str, str]:
         return (0, "", "") if {"-s", "--download-only"} & set(argv) else (100, "", "dpkg: error processing package a\n")
 
     commands.do("apt-get", "install", then=answer)
     with pytest.raises(PackageError, match="dpkg: error processing package a; look at 'dpkg --audit'"):
-        install(commands, Wanted({"a": ""}))
+        install(commands, Wanted({"a": ""}), holds)
 
 
-def test_downgrades_are_only_made_on_request(commands: Commands) -> None:
-    install(commands, Wanted({"a": "1"}))
+def test_downgrades_are_only_made_on_request(commands: Commands, holds: Holds) -> None:
+    install(commands, Wanted({"a": "1"}), holds)
     assert commands.ran("--allow-downgrades") == 0
-    install(commands, Wanted({"a": "1"}, downgrade=True))
+    install(commands, Wanted({"a": "1"}, downgrade=True), holds)
     assert commands.ran("--allow-downgrades") == 3
 
 
-def test_removal_takes_holds_and_settings_too(commands: Commands) -> None:
+def test_removal_takes_holds_and_settings_too(commands: Commands, holds: Holds) -> None:
+    holds.add(["a"])
     commands.on("dpkg-query", out=state("a", want="hold") + state("b", status="config-files"))
     commands.on("-s", "purge", out="Purg a [1.20.0-1]\nPurg b [1.20.0-1]\n")
-    outcome = remove(commands, ["a", "b", "c"])
+    outcome = remove(commands, ["a", "b", "c"], holds)
     assert outcome.actions == ["remove a, b"]
-    assert commands.ran("apt-mark", "unhold", "a") == 1
+    assert commands.ran("apt-mark", "unhold", "a") == 1 and holds.own() == set()
     assert [call[-2:] for call in commands.calls if "purge" in call and "-s" not in call] == [["a", "b"]]
 
 
-def test_removal_that_would_take_others_along_is_refused(commands: Commands) -> None:
+def test_removal_that_would_take_others_along_is_refused(commands: Commands, holds: Holds) -> None:
     commands.on("dpkg-query", out=state("a"))
     commands.on("-s", "purge", out="Remv precious [1.0]\nPurg a [1.20.0-1]\n")
     with pytest.raises(PackageError, match="would also remove precious"):
-        remove(commands, ["a"])
+        remove(commands, ["a"], holds)
     assert [call for call in commands.calls if "purge" in call and "-s" not in call] == []
 
 
-def test_removal_of_what_is_not_there_does_nothing(commands: Commands) -> None:
-    assert not remove(commands, ["a"]).changed
+def test_removal_of_what_is_not_there_does_nothing(commands: Commands, holds: Holds) -> None:
+    assert not remove(commands, ["a"], holds).changed
     assert len(commands.calls) == 1
 
 

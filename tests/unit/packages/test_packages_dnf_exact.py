@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
     has_version,
     removals,
 )
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 
 from tests.unit.driver.rpm_host import RpmHost
 
@@ -45,7 +46,7 @@ def host(tmp_path: Path) -> RpmHost:
 
 
 def exact(host: RpmHost) -> Exact:
-    return Exact(host.run, Files(), host.root)
+    return Exact(host.run, Files(), host.root, Holds(Files(), host.root))
 
 
 def wanted(version: str, **changes: object) -> Request:
@@ -78,6 +79,29 @@ def test_an_upgrade_passes_its_own_locks_and_leaves_those_of_others(host: RpmHos
     exact(host).install(wanted("1.20.0"))
     assert "1.19.1" not in host.locks
     assert "bash-0:5.1.8-9.el9.*\n" in host.locks
+
+
+def test_a_lock_of_somebody_else_is_respected(host: RpmHost) -> None:
+    exact(host).install(wanted("1.19.1", hold=None))
+    lock = f"{NAMES[0]}-0:1.19.1-1.*\n"
+    host.lock_list.write_text(lock)
+    said = rf"{NAMES[0]} is held, and not by socle; .*'dnf versionlock delete {NAMES[0]}'.*Nothing was changed"
+    for check in (True, False):
+        with pytest.raises(PackageError, match=said):
+            exact(host).install(wanted("1.20.0"), check=check)
+        with pytest.raises(PackageError, match=said):
+            exact(host).remove(NAMES, check=check)
+    assert host.locks == lock and host.installed[NAMES[0]].version == "1.19.1"
+
+
+def test_a_lock_of_somebody_else_at_the_right_version_stays_theirs(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0", hold=None))
+    lock = f"{NAMES[0]}-0:1.20.0-1.*\n"
+    host.lock_list.write_text(lock)
+    exact(host).install(wanted("1.20.0"))
+    assert Holds(Files(), host.root).own() == {NAMES[1]}
+    exact(host).install(wanted("1.20.0", hold=False))
+    assert host.locks == lock and Holds(Files(), host.root).own() == set()
 
 
 def test_going_back_needs_a_word(host: RpmHost) -> None:

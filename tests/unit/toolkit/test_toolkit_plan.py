@@ -40,7 +40,7 @@ def test_a_bare_host_gets_all_four_at_one_version(tmp_path: Path) -> None:
     ],
 )
 def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, tmp_path: Path) -> None:
-    assert plan(there, DEBIAN, "1.20.0", URL, root=tmp_path)["due"] is due
+    assert plan(there, DEBIAN, "1.20.0", URL, own_holds=PACKAGES, root=tmp_path)["due"] is due
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, t
 def test_an_installed_toolkit_is_kept_where_no_version_is_named(
     there: dict[str, Any], version: str, due: bool, tmp_path: Path
 ) -> None:
-    found = plan(there, DEBIAN, "", URL, root=tmp_path)
+    found = plan(there, DEBIAN, "", URL, own_holds=PACKAGES, root=tmp_path)
     assert found["packages"] == dict.fromkeys(PACKAGES, version) and found["due"] is due
     assert found["version"] == version.partition("-")[0]
 
@@ -70,7 +70,17 @@ def test_an_installed_toolkit_is_kept_where_no_version_is_named(
 def test_a_newer_toolkit_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match=r"Will not replace libnvidia-container-tools 1.20.0 by the older 1.18.2"):
         plan(packages(), DEBIAN, "1.18.2", URL, root=tmp_path)
-    assert plan(packages(), DEBIAN, "1.18.2", URL, downgrade=True, root=tmp_path)["due"]
+    assert plan(packages(), DEBIAN, "1.18.2", URL, downgrade=True, own_holds=PACKAGES, root=tmp_path)["due"]
+
+
+def test_a_toolkit_that_somebody_else_holds_is_left_alone_or_refused(tmp_path: Path) -> None:
+    for there, version in ((packages("1.17.8-1"), ""), (packages("1.18.2-1"), "1.20.0")):
+        with pytest.raises(ToolkitError, match=r"install NVIDIA's container toolkit 1.20.0: .*held, and not by socle"):
+            plan(there, DEBIAN, version, URL, root=tmp_path)
+    with pytest.raises(ToolkitError, match=r"Cannot remove .* are held, and not by socle"):
+        plan(packages(), DEBIAN, "", URL, remove=True, root=tmp_path)
+    assert not plan(packages("1.18.2-1"), DEBIAN, "", URL, root=tmp_path)["due"]
+    assert plan(packages("1.18.2-1"), DEBIAN, "1.20.0", URL, own_holds=PACKAGES, root=tmp_path)["due"]
 
 
 def test_a_refused_version_is_refused_before_anything(tmp_path: Path) -> None:
@@ -79,7 +89,8 @@ def test_a_refused_version_is_refused_before_anything(tmp_path: Path) -> None:
 
 
 def test_a_removal_refuses_no_version(tmp_path: Path) -> None:
-    assert plan(packages("1.19.0-1"), DEBIAN, "1.19.0", URL, remove=True, root=tmp_path)["due"]
+    there = packages("1.19.0-1")
+    assert plan(there, DEBIAN, "1.19.0", URL, remove=True, own_holds=PACKAGES, root=tmp_path)["due"]
     assert not plan({}, DEBIAN, "1.19.0", URL, remove=True, root=tmp_path)["due"]
 
 
