@@ -18,8 +18,9 @@ description:
     is installed.
   - An instance that moves to another container engine is stopped, and the unit that it had there is taken away.
   - Refuses a start, before anything is written, where another running instance of the host holds the same port or GPU,
-    or another process listens on the port; also where the host cannot give the instance its GPUs, since the versions
-    of driver and libraries differ or no CDI specification lists them. In check mode that is a warning.
+    another process listens on the port, or a unit or container of that name was made by somebody else; also where the
+    host cannot give the instance its GPUs, since the versions of driver and libraries differ or no CDI specification
+    lists them. In check mode that is a warning.
   - A launch that failed before is not started again without O(retry). Where it runs all the same, it is left as it is,
     with a warning.
 author:
