@@ -33,6 +33,12 @@ options:
     type: dict
     default: {}
     suboptions:
+      driver_state:
+        description: >-
+          Whether the driver is to be there; with V(unmanaged) somebody else takes care of it, and nothing is said about
+          where it came from and how it is kept.
+        type: str
+        choices: [present, absent, unmanaged]
       driver_branch:
         description: Branch of the driver, such as V(580).
         type: str
@@ -174,6 +180,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue i
 TIMEOUT_S = 20
 
 INTENT = {
+    "driver_state": {"type": "str", "choices": ["present", "absent", "unmanaged"]},
     "driver_branch": {"type": "str"},
     "driver_version": {"type": "str"},
     "driver_source": {"type": "str", "choices": ["nvidia", "distribution"]},

@@ -70,13 +70,19 @@ def stages_of(stage: str) -> tuple[str, ...]:
     return BOTH if stage == "all" else (stage,)
 
 
-def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = ()) -> list[Check]:
-    """Checks of a stage ("before", "after", "all") that are not ignored; without a GPU only those that need none."""
+def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = (), *, upkeep: bool = True) -> list[Check]:
+    """Checks of a stage ("before", "after", "all") that are not ignored; without a GPU only those that need none.
+
+    Without *upkeep* somebody else takes care of the driver, by whatever means.
+    """
     wanted = set(stages_of(stage))
     return [
         check
         for check in CHECKS
-        if wanted & set(check.stages) and check.id not in ignore and (with_gpu or not check.needs_gpu)
+        if wanted & set(check.stages)
+        and check.id not in ignore
+        and (with_gpu or not check.needs_gpu)
+        and (upkeep or not check.of_upkeep)
     ]
 
 
@@ -147,7 +153,8 @@ def check_host(
     """{"findings", "checked", "stack"} of a host; raises CheckError for facts or ids that cannot be used."""
     _check_input(facts, ignore)
     stack = gather_stack(run, root, sys_root, proc_root, facts)
-    checks = due_checks(bool(facts.get("gpus")), stage, ignore)
+    upkeep = intent.get("driver_state") != "unmanaged"
+    checks = due_checks(bool(facts.get("gpus")), stage, ignore, upkeep=upkeep)
     return {
         "findings": find(checks, facts, stack, {**intent, "stage": stage}),
         "checked": [check.id for check in checks],

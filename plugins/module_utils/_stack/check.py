@@ -50,6 +50,8 @@ class Check:
     remedy: str
     detect: Detect
     needs_gpu: bool = True
+    of_upkeep: bool = False
+    """About how the driver came here and is kept; passed over where somebody else takes care of it."""
 
 
 def say(template: str, evidence: Mapping[str, Any]) -> str:

@@ -536,6 +536,7 @@ CHECKS = (
         " broken packages'.",
         "Remove the file {file} and packages that came from there, or set gpu_driver_source to what is meant.",
         mixed_sources,
+        of_upkeep=True,
     ),
     Check(
         "SOC-H24",
@@ -663,6 +664,7 @@ CHECKS = (
         "This host has a driver that no package manager knows: {evidence}.",
         "{way}",
         foreign_driver,
+        of_upkeep=True,
     ),
     Check(
         "SOC-H67",
@@ -683,6 +685,7 @@ CHECKS = (
         "No driver package of {count} is held: an upgrade of the system changes the driver under running instances.",
         "Run playbook provision.yml with gpu_driver_hold: true; by hand '{tool}' with {packages} and the others.",
         not_held,
+        of_upkeep=True,
     ),
     Check(
         "SOC-H69",
@@ -695,6 +698,7 @@ CHECKS = (
         'Run playbook provision.yml with gpu_driver_hold: true, or add "nvidia-" and "libnvidia-" to'
         " Unattended-Upgrade::Package-Blacklist.",
         unattended,
+        of_upkeep=True,
     ),
     Check(
         "SOC-H70",
@@ -717,6 +721,7 @@ CHECKS = (
         " reboot.",
         "Install {wanted} (playbook provision.yml does).",
         no_headers,
+        of_upkeep=True,
     ),
     Check(
         "SOC-H86",

@@ -862,3 +862,10 @@ def test_the_document_names_the_checks_of_hosts_without_gpus() -> None:
     text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("- A host without an NVIDIA GPU"))
     assert re.findall(r"SOC-H\d\d", line) == [check.id for check in due_checks(False, "all")]
+
+
+def test_the_document_names_the_checks_of_the_upkeep_of_the_driver() -> None:
+    text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "unmanaged" in line)
+    left_out = set(due_checks(True, "all")) - set(due_checks(True, "all", upkeep=False))
+    assert re.findall(r"SOC-H\d\d", line) == sorted(check.id for check in left_out)

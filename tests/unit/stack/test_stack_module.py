@@ -97,6 +97,21 @@ def test_an_intent_with_holes_is_taken(capsys: pytest.CaptureFixture[str], tmp_p
     assert result["msg"].startswith("SOC-H02: ")
 
 
+@pytest.mark.parametrize("stage", ["before", "after"])
+def test_a_driver_of_somebody_else_may_come_from_anywhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str
+) -> None:
+    for name in ("etc/apt/sources.list.d/g.list", "usr/bin/nvidia-uninstall"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(
+            "deb https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu noble main\n", encoding="utf-8"
+        )
+    upkeep = {"SOC-H22", "SOC-H65"} if stage == "before" else {"SOC-H65"}
+    for state, expected in (("present", upkeep), ("unmanaged", set())):
+        result = run(capsys, tmp_path, Host().facts, stage=stage, intent={"driver_state": state})
+        assert {one["id"] for one in result["findings"]} & {"SOC-H22", "SOC-H65"} == expected
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
