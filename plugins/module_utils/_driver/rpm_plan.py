@@ -9,6 +9,7 @@ directly, so that a plan knows exact versions before its file, the stream or EPE
 from __future__ import annotations
 
 import configparser
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +40,10 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.version 
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
     is_installed,
+    matching_locks,
     read_packages,
     read_sources,
+    read_version_locks,
 )
 
 NAME = "socle-nvidia-cuda"
@@ -168,6 +171,18 @@ def rpm_plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
     return RpmPlanner(host, settings, facts, packages).plan()
 
 
+def lock_entries(host: Host, packages: Mapping[str, Mapping[str, Any]], arch: str, locked: Sequence[str]) -> list[str]:
+    """What 'dnf versionlock delete' takes for *locked* packages: it finds a glob by the glob's own text only."""
+    lines = read_version_locks(host.root)
+    found = [
+        line
+        for name in locked
+        for each in (arch, "noarch")
+        for line in matching_locks(name, packages[name]["version"], each, lines)
+    ]
+    return [f'"{entry}"' if re.search(r"[*?\[]", entry) else entry for entry in dict.fromkeys(found or locked)]
+
+
 class RpmPlanner(Planner):
     """One plan for state present."""
 
@@ -248,17 +263,21 @@ class RpmPlanner(Planner):
             self.result.hold = [name for name in self._holdable() if not self.packages[name]["held"]]
         self.result.changed_needed = bool(self.result.hold or self.result.unhold)
 
+    def _held_by_others(self) -> list[str]:
+        needed = {*self.wanted.exact, *self.wanted.independent, *self._holdable()}
+        held = {name for name in needed if self.packages.get(name, {}).get("held")}
+        return sorted(held - own_holds(self.host))
+
     def _check_held(self) -> None:
         own = own_holds(self.host)
         held = {name for name, package in self.packages.items() if package["held"]}
-        needed = {*self.wanted.exact, *self.wanted.independent, *self._holdable()}
-        others = sorted((held & needed) - own)
+        others = self._held_by_others()
         if others:
             raise DriverError(
                 f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} locked at"
                 f" {self.packages[others[0]]['version']}, and not by this role; release with 'dnf versionlock delete"
-                f" {' '.join(others)}' and repeat the run, or set gpu_driver_version to what is installed. Nothing was"
-                " changed."
+                f" {' '.join(lock_entries(self.host, self.packages, self.arch, others))}' and repeat the run, or leave"
+                " the driver to whoever locks it: gpu_driver_state: unmanaged. Nothing was changed."
             )
         self.result.unhold = sorted(held & own)
 
@@ -355,7 +374,16 @@ def _removal(
     result.repository = source_state(host, None, [])
     result.installed_version = installed_rpm(packages).version
     there = sorted(name for name in packages if rpm_names.is_driver_rpm(name))
-    fill_removal(result, there, ("locked", "dnf versionlock delete"), host, settings, facts, packages)
+    fill_removal(
+        result,
+        there,
+        ("locked", "dnf versionlock delete"),
+        host,
+        settings,
+        facts,
+        packages,
+        entries=lambda others: lock_entries(host, packages, facts["arch"], others),
+    )
     own = own_holds(host)
     if own and not there:
         result.unhold, result.changed_needed = sorted(own), True

@@ -52,6 +52,8 @@ class RpmHost:
         self.fails_late = False
         self.removes: list[str] = []
         self.dkms = ""
+        self.active: list[str] = []
+        """Units that run and use the GPUs."""
         self.builds = True
         """Whether DKMS can build for the kernels that the driver's package does not build for."""
         self.calls: list[list[str]] = []
@@ -101,6 +103,8 @@ class RpmHost:
             return 0, self.dkms, ""
         if words[0] == "dnf":
             return self._dnf(words)
+        if words[:2] == ["systemctl", "list-units"]:
+            return 0, "".join(f"{unit} loaded active running It\n" for unit in self.active), ""
         return 1, "", ""
 
     def _rpm(self, words: Sequence[str]) -> tuple[int, str, str]:

@@ -245,6 +245,40 @@ def test_a_lock_of_somebody_else_is_in_the_way(host: RpmHost) -> None:
         plan(host, upgrade=True)
 
 
+def test_the_entry_that_locks_is_named_and_not_the_packages_that_it_matches(host: RpmHost) -> None:
+    settled(host)
+    (host.root / LEDGER).unlink()
+    host.lock_list.write_text("bash-0:5.1.8-9.el9.*\n*nvidia*\n")
+    for settings in ({"upgrade": True}, {"state": "absent"}):
+        with pytest.raises(DriverError, match=r"""release with 'dnf versionlock delete "\*nvidia\*"' and repeat"""):
+            plan(host, **settings)
+
+
+def running(version: str) -> dict[str, Any]:
+    """Facts of a host that runs this version."""
+    told = facts()
+    told["driver"].update(version=version, disk_version=version, flavour="open", disk_flavour="open")
+    return told
+
+
+def test_a_driver_that_somebody_locks_is_kept_without_headers_for_kernels_to_come(host: RpmHost) -> None:
+    settled(host)
+    (host.root / LEDGER).unlink()
+    del host.installed["kernel-devel-matched"]
+    found = plan(host, running("580.159.03"))
+    assert (found.action, found.version, found.changed_needed) == ("none", "580.159.03", False)
+
+
+def test_another_stream_alone_stops_nothing_that_runs(host: RpmHost) -> None:
+    settled(host)
+    host.enable("580-dkms")
+    host.active = ["vllm-chat.service"]
+    found = plan(host, running("580.159.03"))
+    assert (found.action, found.stream, found.services) == ("complete", "580-open", [])
+    assert found.reboot["action"] == "none"
+    assert plan(host, running("580.95.05")).services == ["vllm-chat.service"]
+
+
 def test_locks_that_went_missing_come_back_and_are_lifted_on_request(host: RpmHost) -> None:
     settled(host)
     host.lock_list.write_text("bash-0:5.1.8-9.el9.*\n")
