@@ -302,10 +302,29 @@ _NVIDIAS_OWN = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-driver-
 UNFINISHED = ("half-installed", "half-configured", "unpacked")
 
 
+def _is_ubuntus(name: str, version: str) -> bool:
+    """Whether name or version tell that Ubuntu made the package: updates for a release have it in their revision.
+
+    What came with a release has not: 580.126.09-0ubuntu3 may be Ubuntu's or NVIDIA's.
+    """
+    return name.startswith("linux-") or "-server" in name or re.search(r"ubuntu\d+\.\d+\.\d+", version) is not None
+
+
+def _is_part(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in (_USER_SPACE, _OPEN_MODULES, _PROPRIETARY_MODULES))
+
+
+def of_unclear_origin(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Installed packages of the driver of which neither name nor version tell who made them."""
+    there = [name for name, package in packages.items() if package["status"] not in ("not-installed", "config-files")]
+    if os.get("id") != "ubuntu" or any(name.startswith("nvidia-driver-pinning-") for name in there):
+        return []
+    return sorted(name for name in there if _is_part(name) and not _is_ubuntus(name, packages[name]["version"]))
+
+
 def _source(name: str, version: str, ubuntu: bool) -> str | None:
     if ubuntu:
-        # Ubuntu's revisions name the release: 0ubuntu0.24.04.1; those of NVIDIA's repository end with the count.
-        return "distribution" if re.search(r"ubuntu\d+\.\d+\.\d+", version) or "-server" in name else "nvidia"
+        return "distribution" if _is_ubuntus(name, version) else "nvidia"
     if name in _NVIDIAS_OWN:
         return "nvidia"
     return "distribution" if name in _DEBIANS_OWN else None
@@ -321,8 +340,13 @@ def installed_version(packages: Mapping[str, Mapping[str, Any]]) -> str | None:
     return max(versions, key=version_key, default=None)
 
 
-def installed_driver(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]]) -> Installed:
-    """The driver among *packages* (of read_packages); raises DriverError for one that is mixed of two sources."""
+def installed_driver(
+    os: Mapping[str, Any], packages: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str] | None = None
+) -> Installed:
+    """The driver among *packages* (of read_packages); raises DriverError for one that is mixed of two sources.
+
+    *origins* are the sources of those packages of which neither name nor version tell it.
+    """
     ours = {
         name: package
         for name, package in packages.items()
@@ -331,8 +355,8 @@ def installed_driver(os: Mapping[str, Any], packages: Mapping[str, Mapping[str, 
     ubuntu = os.get("id") == "ubuntu"
     sources: dict[str, str] = {}
     for name, package in sorted(ours.items()):
-        if _USER_SPACE.fullmatch(name) or _OPEN_MODULES.fullmatch(name) or _PROPRIETARY_MODULES.fullmatch(name):
-            origin = _source(name, package["version"], ubuntu)
+        if _is_part(name):
+            origin = (origins or {}).get(name) or _source(name, package["version"], ubuntu)
             if origin:
                 sources.setdefault(origin, f"{name} {package['version']}")
     if len(sources) > 1:

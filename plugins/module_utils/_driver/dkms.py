@@ -101,6 +101,6 @@ def complaint(version: str, kernel: str, log: str) -> str:
     if error is None:
         return (
             f"DKMS has no module {version} for kernel {kernel}, and no build log names an error; see whether"
-            f" 'dkms autoinstall -k {kernel}' finds the headers (linux-headers-{kernel})"
+            f" 'dkms autoinstall -k {kernel}' finds that kernel's headers"
         )
     return f"DKMS could not build module {version} for kernel {kernel}: {error}; {remedy(error)}"

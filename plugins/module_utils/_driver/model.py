@@ -31,6 +31,8 @@ class Wanted:
     """Modules that the distribution built and signed, instead of DKMS."""
     nvswitch: bool
     nvlink5: bool
+    installed: frozenset[str] = frozenset()
+    """Names of installed packages: of alternatives, those that are there stay."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class DriverPackages:
     """Name of the kernel module's file: Debian's own packages call it nvidia-current."""
     dkms: str | None = "nvidia"
     """Name that DKMS knows the module by; None for precompiled modules."""
+    per_kernel: str = ""
+    """Pattern of the packages that hold precompiled modules for one kernel each; they stay with their kernels."""
 
     @property
     def exact(self) -> tuple[str, ...]:

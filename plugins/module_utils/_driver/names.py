@@ -178,15 +178,26 @@ def _debian(os: Mapping[str, Any], kernel: str, wanted: Wanted) -> DriverPackage
 
 
 def _ubuntu(os: Mapping[str, Any], kernel: str, wanted: Wanted) -> DriverPackages:
-    branch = f"{wanted.branch}-server"
+    """The archive has each branch twice, for desktops and (the default) for servers, and may have it with its desktop.
+
+    Of all of these, and of modules built here or by Ubuntu, those stay that are installed.
+    """
+    here = wanted.installed
+    desktop = any(re.fullmatch(r"nvidia-utils-\d+", name) for name in here)
+    server = any(re.fullmatch(r"nvidia-utils-\d+-server", name) for name in here)
+    branch = wanted.branch if desktop and not server else f"{wanted.branch}-server"
     flavoured = f"{branch}{'-open' if wanted.flavour == 'open' else ''}"
-    driver = [f"nvidia-utils-{branch}", f"nvidia-headless-no-dkms-{flavoured}", f"nvidia-compute-utils-{branch}"]
+    whole = f"nvidia-driver-{flavoured}"
+    base = whole if whole in here else f"nvidia-headless-no-dkms-{flavoured}"
+    driver = [f"nvidia-utils-{branch}", base, f"nvidia-compute-utils-{branch}"]
     companions: tuple[str, ...] = ()
     if wanted.nvswitch or wanted.nvlink5:
         companions = (f"nvidia-fabricmanager-{wanted.branch}", f"libnvidia-nscq-{wanted.branch}")
     independent = ("nvlsm", "infiniband-diags") if wanted.nvlink5 else ()
     flavour = ubuntu_flavour(os, kernel)
-    if not wanted.signed:
+    # The modules' version is that of the kernel, so it is no part of the exact set.
+    modules = f"linux-modules-nvidia-{flavoured}-{flavour}"
+    if not wanted.signed and (modules not in here or f"nvidia-dkms-{flavoured}" in here):
         driver.append(f"nvidia-dkms-{flavoured}")
         return DriverPackages(tuple(driver), companions, (), independent, headers=headers(os, kernel))
     if flavour is None:
@@ -194,7 +205,13 @@ def _ubuntu(os: Mapping[str, Any], kernel: str, wanted: Wanted) -> DriverPackage
             f"Cannot install signed modules: kernel {kernel} is none of Ubuntu's, and Ubuntu signs modules for its own"
             " kernels only; boot a kernel of Ubuntu, or turn Secure Boot off in the firmware."
         )
-    # The modules' version is that of the kernel, so it is no part of the exact set.
-    modules = f"linux-modules-nvidia-{flavoured}-{flavour}"
     kernel_names = (f"linux-{flavour}", f"linux-image-{flavour}", f"linux-headers-{flavour}")
-    return DriverPackages(tuple(driver), companions, (), (modules, *independent), hold_also=kernel_names, dkms=None)
+    return DriverPackages(
+        tuple(driver),
+        companions,
+        (),
+        (modules, *independent),
+        hold_also=kernel_names,
+        dkms=None,
+        per_kernel=rf"linux-(modules|objects|signatures)-nvidia-{flavoured}-\d.*",
+    )

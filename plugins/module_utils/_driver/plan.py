@@ -25,6 +25,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     branch_of,
     upstream,
 )
+from ansible_collections.socle.inference.plugins.module_utils._driver.origin import ubuntu_origins
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import (
     MONITORING_UNITS,
@@ -196,7 +197,9 @@ class Planner:
         self.fresh = fresh
         self.host, self.facts, self.packages = host, facts, packages
         self.os, self.arch, self.kernel = facts["os"], facts["arch"], facts["kernel"]
-        self.installed = decide.installed_driver(self.os, packages)
+        unclear = decide.of_unclear_origin(self.os, packages)
+        origins = ubuntu_origins(host.run, unclear, settings.repository_url) if unclear else {}
+        self.installed = decide.installed_driver(self.os, packages, origins)
         self.settings = decide.settle_branch(settings, self.installed)
         self.repository: Repository | None = None
         if settings.source == "nvidia":
@@ -219,6 +222,7 @@ class Planner:
         )
         self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
         self.wanted = names.deb_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
+        self.signed = self.wanted.dkms is None
         result.repository = source_files(self.host.root, self.repository, self.os, settings.source, sources)
         result.hold_also = list(self.wanted.hold_also)
         if self._kept() is not None:
@@ -253,6 +257,7 @@ class Planner:
             signed=self.signed,
             nvswitch=bool(self.facts.get("nvswitches")),
             nvlink5=bool(self.facts.get("nvlink5")),
+            installed=frozenset(name for name in self.packages if is_installed(self.packages, name)),
         )
 
     def _kept(self) -> str | None:
@@ -464,7 +469,10 @@ class Planner:
         return sorted(
             name
             for name, package in self.packages.items()
-            if package["status"] not in ("not-installed", "config-files") and other.fullmatch(name) and name not in mine
+            if package["status"] not in ("not-installed", "config-files")
+            and other.fullmatch(name)
+            and name not in mine
+            and not (self.wanted.per_kernel and re.fullmatch(self.wanted.per_kernel, name))
         )
 
     def _running_headers(self) -> list[str]:
