@@ -27,6 +27,12 @@ attributes:
     details: The source is tried in check mode too.
   diff_mode:
     support: full
+options:
+  signed:
+    description: What the key signs; V(metadata) is the index, which has the checksums of the packages.
+    type: str
+    choices: [packages, metadata]
+    default: packages
 seealso:
   - module: socle.inference.dnf_exact
   - module: socle.inference.apt_source
@@ -38,6 +44,7 @@ EXAMPLES = r"""
     name: nvidia-container-toolkit
     uri: https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch
     key_url: https://nvidia.github.io/libnvidia-container/gpgkey
+    signed: metadata
     expect:
       nvidia-container-toolkit: 1.20.0-1
 """
@@ -64,11 +71,14 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec=ARGUMENTS,
+        argument_spec={
+            **ARGUMENTS,
+            "signed": {"type": "str", "choices": ["packages", "metadata"], "default": "packages"},
+        },
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
-    source = DnfRepository(**fields(module.params))
+    source = DnfRepository(**fields(module.params), signed=module.params["signed"])
     sources = DnfSource(run_command, Files())
     try:
         bring = sources.present if module.params["state"] == "present" else sources.absent

@@ -87,8 +87,10 @@ ENGLISH = ("env", "LC_ALL=C.UTF-8")
 """In front of a command whose words are parsed."""
 
 
-def query_argv(url: str, packages: Sequence[str]) -> list[str]:
+def query_argv(url: str, packages: Sequence[str], signed_by: str | None = None) -> list[str]:
     """A query of one repository that needs no repository file, enabled stream or free version lock.
+
+    With *signed_by*, the file of a key, the metadata must be signed by it.
 
     Modular filtering hides the packages of all other streams, hence module_hotfixes: the branches that exist are to be
     known before a stream is enabled, and in check mode none is.
@@ -103,13 +105,16 @@ def query_argv(url: str, packages: Sequence[str]) -> list[str]:
             f"--repo={PROBE}",
         ),
         *(f"--setopt={PROBE}.module_hotfixes=1", f"--setopt={PROBE}.skip_if_unavailable=0"),
+        # DNF takes a key for metadata over only where it is told yes.
+        *((f"--setopt={PROBE}.repo_gpgcheck=1", f"--setopt={PROBE}.gpgkey=file://{signed_by}") if signed_by else ()),
+        *(("--assumeyes",) if signed_by else ()),
         *(f"--setopt={PROBE}.gpgcheck=0", "repoquery", "--qf", QUERY_FORMAT, *packages),
     ]
 
 
-def query(run: Run, url: str, packages: Sequence[str]) -> list[Rpm]:
+def query(run: Run, url: str, packages: Sequence[str], signed_by: str | None = None) -> list[Rpm]:
     """All versions of *packages* in the repository at *url*; raises PackageError when it cannot be read."""
-    answer = run(query_argv(url, packages))
+    answer = run(query_argv(url, packages, signed_by))
     tried = f"ask {url} for {', '.join(packages)}"
     if answer is None:
         raise PackageError(f"Cannot {tried}: this host has no dnf; install it, or use a supported distribution.")
@@ -198,6 +203,11 @@ ADVICE: tuple[tuple[str, str], ...] = (
     (
         r"nothing provides (?P<what>.+?) needed by (?P<by>\S+)",
         "{by} needs {what}, which no enabled repository has; enable EPEL and the builder repository (crb)",
+    ),
+    (
+        r"Failed to download metadata for repo '(?P<repo>[^']+)': (?:repomd\.xml GPG signature|[^\n]*repomd\.xml\.asc)",
+        "the metadata of repository {repo} is not signed by the key that belongs to it; the mirror is damaged or lacks"
+        " repodata/repomd.xml.asc, or its key changed, so compare both with NVIDIA's",
     ),
     (
         r"Failed to download metadata for repo '(?P<repo>[^']+)'",

@@ -172,7 +172,9 @@ class Exact:
 
     def offers(self, names: Sequence[str]) -> list[Rpm]:
         """Versions of *names* in the enabled repositories, of all module streams and whatever is locked."""
-        command = ["dnf", "--quiet", "--disableplugin=versionlock", "--setopt=*.module_hotfixes=1", "repoquery"]
+        # A key that signs metadata is taken over only where DNF is told yes; what comes after this only says no.
+        command = ["dnf", "--quiet", "--assumeyes", "--disableplugin=versionlock"]
+        command += ["--setopt=*.module_hotfixes=1", "repoquery"]
         attempt = f"look for {', '.join(names)}"
         return dnf.parse_query(self._dnf([*command, "--qf", dnf.QUERY_FORMAT, *names], attempt))
 

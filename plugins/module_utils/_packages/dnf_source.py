@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ HEADER = "# Written by socle.inference; a run replaces it.\n"
 class DnfRepository(PackageSource):
     """A package source and its signing key."""
 
+    signed: str = "packages"
+    """What the key signs: "packages", or "metadata" with the checksums of packages in it."""
+
     @property
     def path(self) -> str:
         """The repository's file."""
@@ -42,8 +46,9 @@ class DnfRepository(PackageSource):
 
 def render(source: DnfRepository) -> str:
     """The text of the .repo file. A mirror that is away must fail a run instead of being left out in silence."""
+    signatures = "gpgcheck=0\nrepo_gpgcheck=1" if source.signed == "metadata" else "gpgcheck=1"
     return (
-        f"{HEADER}[{source.name}]\nname={source.name}\nbaseurl={source.uri}\nenabled=1\ngpgcheck=1\n"
+        f"{HEADER}[{source.name}]\nname={source.name}\nbaseurl={source.uri}\nenabled=1\n{signatures}\n"
         f"gpgkey=file://{source.key_path}\nskip_if_unavailable=0\n"
     )
 
@@ -67,7 +72,7 @@ class DnfSource:
         if before == text and key_before and not old:
             return {**result, "changed": False}
         key = download_key(source, self.fetch, armoured=True).decode()
-        self._try(source)
+        self._try(source, key)
         if not check:
             with explaining(f"write the package source {source.name}"):
                 for file in old:
@@ -80,12 +85,16 @@ class DnfSource:
         """Remove source and key."""
         return take_away(source, [source.path, source.key_path], self.files, self.root, check=check)
 
-    def _try(self, source: DnfRepository) -> None:
+    def _try(self, source: DnfRepository, key: str) -> None:
         shown = without_password(source.uri)
         try:
-            offers = dnf.query(self.run, source.uri, list(source.expect) or ["*"])
+            with tempfile.TemporaryDirectory(prefix="socle-dnf-") as folder:
+                file = Path(folder) / "key.asc"
+                file.write_text(key, encoding="utf-8")
+                signed_by = str(file) if source.signed == "metadata" else None
+                offers = dnf.query(self.run, source.uri, list(source.expect) or ["*"], signed_by)
         except PackageError as error:
-            reason = error.message.partition(": ")[2].replace(f"repository {dnf.PROBE}", "it")
+            reason = error.message.partition(": ")[2].replace(f"repository {dnf.PROBE}", "it").rstrip(".")
             raise PackageError(
                 f"Cannot read the package source {shown}: {reason} ({source.variable}). Nothing was changed.", url=shown
             ) from error

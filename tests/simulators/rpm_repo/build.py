@@ -98,7 +98,7 @@ def run(*argv: str) -> None:
 
 
 def repository(folder: Path, packages: list[Rpm], modules: str = "") -> None:
-    """Build, sign and index *packages*."""
+    """Build, sign and index *packages*; the index is signed as well."""
     folder.mkdir(parents=True)
     for package in packages:
         spec = folder / f"{package.name}.spec"
@@ -122,6 +122,8 @@ def repository(folder: Path, packages: list[Rpm], modules: str = "") -> None:
         text = folder / "modules.yaml"
         text.write_text(modules)
         run("modifyrepo_c", "--mdtype=modules", str(text), str(folder / "repodata"))
+    index = str(folder / "repodata/repomd.xml")
+    run("gpg", "--batch", "--armor", "--local-user", SIGNER, "--detach-sign", index)
 
 
 def driver(version: str, release: str) -> list[Rpm]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ class Mirror:
         self.key: bytes | OSError = KEY
         self.asked = 0
 
-    def run(self, _argv: Sequence[str]) -> tuple[int, str, str]:
+    def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
         self.asked += 1
+        self.argv = list(argv)
+        self.trusted = [Path(word.partition("file://")[2]).read_bytes() for word in argv if "gpgkey=" in word]
         return self.answer
 
     def fetch(self, _url: str) -> bytes:
@@ -57,6 +60,13 @@ def test_the_file_demands_signatures_and_a_mirror_that_answers(tmp_path: Path, m
     assert mirror.asked == 0
 
 
+def test_metadata_may_be_signed_instead_of_packages(tmp_path: Path, mirror: Mirror) -> None:
+    bring(mirror, tmp_path, replace(SOURCE, signed="metadata"))
+    text = (tmp_path / "etc/yum.repos.d/socle-nvidia-cuda.repo").read_text()
+    assert "\ngpgcheck=0\nrepo_gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/" in text
+    assert "--setopt=socle-probe.repo_gpgcheck=1" in mirror.argv and mirror.trusted == [KEY]
+
+
 def test_check_mode_tries_the_source_and_writes_nothing(tmp_path: Path, mirror: Mirror) -> None:
     assert bring(mirror, tmp_path, check=True)["changed"] is True
     assert list(tmp_path.iterdir()) == []
@@ -74,6 +84,11 @@ def test_a_key_may_be_given_as_text(tmp_path: Path, mirror: Mirror) -> None:
         ((0, OFFER, ""), OSError("Connection refused"), "Cannot fetch the signing key"),
         ((0, OFFER, ""), b"<html>Please log in</html>", "a proxy or login page"),
         ((1, "", "Error: Failed to download metadata for repo 'socle-probe': x"), KEY, "it did not answer"),
+        (
+            (1, "", "Error: Failed to download metadata for repo 'socle-probe': repomd.xml GPG signature verification"),
+            KEY,
+            "the metadata of it is not signed by the key",
+        ),
         ((0, OFFER.replace("178.04", "159.03"), ""), KEY, "offers 580.159.03-1.el9; set a version that is there"),
         ((0, "", ""), KEY, "offers no version of it"),
     ],
