@@ -179,7 +179,8 @@ def debian_offers(run: Runner, names: Sequence[str], root: Path, *, check: bool)
 def redhat_offers(run: Runner, names: Sequence[str]) -> dict[str, str | None]:
     """The newest versions that dnf has of packages."""
     done = run(
-        ["dnf", "-q", "-y", "repoquery", "--latest-limit=1", "--qf", "%{name} %{version}\n", *names], timeout_s=apt.UPDATE_S
+        ["dnf", "-q", "-y", "repoquery", "--latest-limit=1", "--qf", "%{name} %{version}\n", *names],
+        timeout_s=apt.UPDATE_S,
     )
     if done.returncode != 0:
         raise ToolkitError(f"Cannot ask dnf for {names[0]}: {apt.why(done)}; put the host's repositories right.")
