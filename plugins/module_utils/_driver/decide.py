@@ -18,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import is_same, without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 PROPRIETARY_ONLY = ("maxwell", "pascal", "volta")
@@ -402,7 +402,7 @@ def check_sources(
             what = "a local repository of NVIDIA"
         elif kind == "nvidia-cuda" and settings.source == "distribution":
             what = "NVIDIA's repository, while gpu_driver_source is distribution"
-        elif kind == "nvidia-cuda" and uri.rstrip("/") != url.rstrip("/") and source["file"] != OWN_SOURCE:
+        elif kind == "nvidia-cuda" and not is_same(uri, url) and source["file"] != OWN_SOURCE:
             what = f"another repository of NVIDIA than {without_password(url)}"
         else:
             continue

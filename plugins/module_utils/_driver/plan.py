@@ -94,8 +94,13 @@ class Plan:
     reboot: dict[str, str] = field(default_factory=lambda: {"action": "none", "reason": ""})
 
     def as_dict(self) -> dict[str, Any]:
-        """For the module's result."""
-        return dict(vars(self))
+        """For the module's result: without the password of a mirror, which only the inventory has."""
+        result = dict(vars(self))
+        if self.repository is not None:
+            shown = without_password(self.repository["url"] or "")
+            keys = [without_password(url) for url in self.repository["key_urls"]]
+            result["repository"] = {**self.repository, "url": shown or None, "key_urls": keys}
+        return result
 
 
 def summary(plan: Plan) -> str:

@@ -13,12 +13,19 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
 from ansible_collections.socle.inference.plugins.module_utils._packages import sources_list
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    is_same,
+    login,
+    without_password,
+)
 
 OWN_KEY = "/etc/apt/keyrings/socle-nvidia-cuda"
 """Without its suffix, which tells apt the form: .gpg for a keyring, .asc for ASCII armour."""
 
 COMPONENTS_SOURCE = "/etc/apt/sources.list.d/socle-debian-components.sources"
+AUTH = "/etc/apt/auth.conf.d/socle-nvidia-cuda.conf"
+"""User and password of a mirror, which only root may read."""
+
 HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
 
 
@@ -90,7 +97,7 @@ def missing_components(
         if place in done or not missing or "main" not in found[place]:
             continue
         done.add(place)
-        lines = [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {' '.join(missing)}"]
+        lines = [f"Types: deb\nURIs: {without_password(uri)}\nSuites: {suite}\nComponents: {' '.join(missing)}"]
         for key, title in KEPT_FIELDS.items():
             if given.get(key):
                 value = given[key].replace(",", " ") if title == "Architectures" else given[key]
@@ -112,8 +119,19 @@ def _other_files(root: Path) -> dict[str, str]:
 
 
 def source_text(url: str, key_file: str) -> str:
-    """The deb822 source of NVIDIA's flat repository."""
-    return f"{HEADER}Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {key_file}\n"
+    """The deb822 source of NVIDIA's flat repository; user and password stand in `AUTH`."""
+    return f"{HEADER}Types: deb\nURIs: {without_password(url)}\nSuites: ./\nSigned-By: {key_file}\n"
+
+
+def logins(root: Path, url: str, components: str) -> str:
+    """The text of `AUTH` for NVIDIA's repository at *url* ("" for none) and the sources that *components* adds to."""
+    lines = [login(url)] if url else []
+    for name, text in sorted(_other_files(root).items()) if components else ():
+        for fields in sources_list.parse(name, text):
+            uris = fields.get("uris", "").split()
+            lines += [login(uri) for uri in uris if f"URIs: {without_password(uri)}\n" in components]
+    found = "".join(dict.fromkeys(lines))
+    return HEADER + found if found else ""
 
 
 def _has(root: Path, path: str, text: str) -> bool:
@@ -134,7 +152,7 @@ def source_files(
     of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our
     files that are there, "foreign": whether other files ("foreign_files") name the same repository, and serve as well}.
     """
-    own = [OWN_SOURCE, COMPONENTS_SOURCE, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
+    own = [OWN_SOURCE, COMPONENTS_SOURCE, AUTH, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
     result: dict[str, Any] = {
         "url": None,
@@ -148,7 +166,7 @@ def source_files(
         "foreign_files": [],
     }
     if repository is not None:
-        same = [entry["file"] for entry in sources if entry["uri"].rstrip("/") == repository.url.rstrip("/")]
+        same = [entry["file"] for entry in sources if is_same(entry["uri"], repository.url)]
         result.update(url=repository.url, key_urls=list(repository.key_urls))
         result["foreign_files"] = sorted({file for file in same if file != OWN_SOURCE})
         result["foreign"] = bool(result["foreign_files"])
@@ -161,5 +179,9 @@ def source_files(
         )
         if result["components"] and not _has(root, COMPONENTS_SOURCE, result["components"]):
             result["missing"] = True
+    asked = "" if result["foreign"] else result["url"] or ""
+    auth = logins(root, asked, result["components"])
+    if auth and not _has(root, AUTH, auth):
+        result["missing"] = True
     result["display"] = without_password(result["url"] or "")
     return result

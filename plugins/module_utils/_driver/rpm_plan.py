@@ -35,7 +35,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, render
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import is_same, without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -144,12 +144,14 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
     }
     if repository is None:
         return result
-    same = [entry["file"] for entry in sources if entry["uri"].rstrip("/") == repository.url.rstrip("/")]
+    same = [entry["file"] for entry in sources if is_same(entry["uri"], repository.url)]
     foreign = [file for file in dict.fromkeys(same) if file != none.path]
     written = host.read(host.root / none.path.lstrip("/")) == render(rpm_source(repository))
     result.update(
         url=repository.url,
         key_urls=list(repository.key_urls),
+        folder=f"{repository.distro}/{repository.arch}/",
+        key_file=repository.key_urls[0].rpartition("/")[2],
         foreign=bool(foreign),
         foreign_files=foreign,
         missing=not foreign and not (written and none.key_path in result["files"]),

@@ -14,7 +14,9 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
+    AUTH,
     COMPONENTS_SOURCE,
+    logins,
     source_text,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
@@ -49,6 +51,8 @@ class Sources:
             files[wanted["source"]] = source_text(wanted["url"], wanted["key"] + form).encode()
         if wanted["components"]:
             files[COMPONENTS_SOURCE] = wanted["components"].encode()
+        asked = "" if wanted["foreign"] else wanted["url"] or ""
+        files[AUTH] = logins(self.root, asked, wanted["components"]).encode() or None
         return files
 
     def add(self, key: str) -> list[str]:
@@ -61,14 +65,17 @@ class Sources:
             if before == content:
                 continue
             self.former.setdefault(place, before)
-            put(place, content)
+            self._put(place, content)
             written.append(path)
         return written
 
     def restore(self) -> None:
         """Put the files back as they were before `add`."""
         for place, content in self.former.items():
-            put(place, content)
+            self._put(place, content)
+
+    def _put(self, place: Path, content: bytes | None) -> None:
+        put(place, content, 0o600 if place == self.root / AUTH.lstrip("/") else 0o644)
 
     def settle(self, key: str, plan: Callable[[], Plan]) -> tuple[Plan, list[str], list[str]]:
         """(the plan with the new index, paths written, warnings); where anything fails, the files are as before."""
@@ -153,7 +160,7 @@ class Sources:
 
     def _index_age_s(self) -> float:
         lists = self.root / "var/lib/apt/lists"
-        ours = str(self.wanted["url"] or "-").partition("://")[2].replace("/", "_").strip("_")
+        ours = without_password(self.wanted["url"] or "-").partition("://")[2].replace("/", "_").strip("_")
         times = [
             path.stat().st_mtime
             for path in (lists.glob("*Packages*") if lists.is_dir() else [])
@@ -170,6 +177,8 @@ def diff(before: Mapping[Path, bytes | None], after: Mapping[str, bytes | None])
             return ""
         if path.endswith((".gpg", ".asc")):
             return f"(a key of {len(content)} bytes)\n"
+        if path == AUTH:
+            return "(user and password of a mirror)\n"
         return without_password(content.decode("utf-8", "replace"))
 
     former = {f"/{str(path).lstrip('/')}": content for path, content in before.items()}

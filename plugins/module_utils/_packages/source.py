@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
+from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.urls import open_url
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
@@ -65,6 +66,23 @@ def without_password(uri: str) -> str:
     return re.sub(r"//[^/\s]*@", "//", uri)
 
 
+def is_same(uri: str, other: str) -> bool:
+    """Whether two addresses mean the same place, whoever asks for it."""
+    return without_password(uri).rstrip("/") == without_password(other).rstrip("/")
+
+
+def login(uri: str) -> str:
+    """The line of apt's auth.conf for an address with user and password; "" for one without.
+
+    A source's file is for everybody to read, since apt-cache reads all of them; those below auth.conf.d are not.
+    """
+    parts = urlsplit(uri)
+    if not parts.username:
+        return ""
+    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    return f"machine {place} login {unquote(parts.username)} password {unquote(parts.password or '')}".rstrip() + "\n"
+
+
 def fetch(url: str) -> bytes:
     """Download a small file, with the environment's proxies. Raises OSError."""
     content: bytes = open_url(url, timeout=30, use_proxy=True).read(KEY_BYTES)
@@ -106,15 +124,18 @@ def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = Fals
     return content
 
 
-def put(path: Path, content: bytes | None) -> None:
+def put(path: Path, content: bytes | None, mode: int = 0o644) -> None:
     """Replace a source's file or key whole; None removes it."""
     if content is None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.new")
+    staged.unlink(missing_ok=True)
+    # Nobody else reads it before it has its mode.
+    staged.touch(mode=0o600)
     staged.write_bytes(content)
-    staged.chmod(0o644)
+    staged.chmod(mode)
     staged.replace(path)
 
 

@@ -481,3 +481,12 @@ def test_locks_of_a_driver_that_was_removed_by_hand_are_lifted(host: RpmHost) ->
     carry_out(host, found)
     assert host.locks == ""
     assert plan(host, state="absent").changed_needed is False
+
+
+def test_a_plan_holds_no_password_of_a_mirror(host: RpmHost) -> None:
+    secret = BASE.replace("//", "//me:s%40cret@")
+    found = rpm_plan(host.host(), Settings(repository_url=secret), facts())
+    shown = json.dumps(found.as_dict())
+    assert "cret" not in shown
+    assert found.repository is not None
+    assert (found.repository["folder"], found.repository["key_file"]) == ("rhel9/x86_64/", "D42D0685.pub")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
+    AUTH,
     COMPONENTS_SOURCE,
     OWN_KEY,
     list_name,
@@ -216,3 +218,58 @@ def test_removal_takes_every_file_of_ours(fake: FakeHost) -> None:
     assert len(sources.remove(check=True)) == 3 and len(ours(fake)) == 3
     sources.remove(check=False)
     assert ours(fake) == []
+
+
+SECRET = "https://me:s%40cret@mirror.example.org/cuda/repos"
+
+
+def test_a_mirrors_password_is_roots_alone_and_in_no_result(fake: FakeHost) -> None:
+    web = Web()
+    web.answers = {f"{SECRET}/debian13/x86_64/cuda-archive-keyring.gpg": KEYRING}
+    sources, (made, written, _warnings) = settle(fake, web, repository_url=SECRET)
+    assert made.final and set(written) == {OWN_SOURCE, f"{OWN_KEY}.gpg", AUTH}
+    auth = fake.root / AUTH[1:]
+    assert (
+        "machine https://mirror.example.org/cuda/repos/debian13/x86_64 login me password s@cret\n" in auth.read_text()
+    )
+    assert auth.stat().st_mode & 0o777 == 0o600
+    assert f"URIs: {URL}\n" in (fake.root / OWN_SOURCE[1:]).read_text()
+    assert (fake.root / OWN_SOURCE[1:]).stat().st_mode & 0o777 == 0o644, "apt-cache of any user reads every source"
+    shown = json.dumps([made.as_dict(), diff(sources.former, sources.present())])
+    assert "cret" not in shown and "mirror.example.org" in shown
+    again = plan(fake.host(), settings(repository_url=SECRET), facts())
+    assert again.final and again.repository is not None and not again.repository["missing"]
+    changed = plan(fake.host(), settings(repository_url=SECRET.replace("cret", "cond")), facts())
+    assert changed.repository is not None and changed.repository["missing"]
+
+
+def test_a_password_that_is_gone_from_the_inventory_goes_from_the_host(fake: FakeHost) -> None:
+    web = Web()
+    web.answers = {f"{SECRET}/debian13/x86_64/cuda-archive-keyring.gpg": KEYRING}
+    settle(fake, web, repository_url=SECRET)
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert not (fake.root / AUTH[1:]).exists()
+
+
+def test_components_of_a_mirror_with_a_password(fake: FakeHost) -> None:
+    fake.write("etc/apt/sources.list", "deb https://me:secret@debian.example.org/debian trixie main\n")
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    text = (fake.root / COMPONENTS_SOURCE[1:]).read_text()
+    assert "URIs: https://debian.example.org/debian\n" in text
+    auth = (fake.root / AUTH[1:]).read_text()
+    assert auth.endswith("machine https://debian.example.org/debian login me password secret\n")
+
+
+@pytest.mark.parametrize("key", ["", "https://me:s%40cret@keys.example.org/key"])
+def test_a_key_that_cannot_be_read_shows_no_password(fake: FakeHost, key: str) -> None:
+    with pytest.raises(DriverError, match="Cannot get the signing key") as raised:
+        settle(fake, Web(), key=key, repository_url=SECRET)
+    assert "cret" not in str(raised.value)
+
+
+def test_another_file_of_the_same_mirror_is_the_same_with_and_without_a_password(fake: FakeHost) -> None:
+    fake.write(
+        "etc/apt/sources.list.d/cuda-debian13-x86_64.list", f"deb [signed-by=/usr/share/keyrings/x.gpg] {URL} /\n"
+    )
+    found = plan(fake.host(), settings(repository_url=SECRET), facts())
+    assert found.repository is not None and found.repository["foreign"]
