@@ -24,6 +24,9 @@ MONITORING_UNITS = ("nvidia-dcgm.service", "dcgm.service", "dcgm-exporter.servic
 CDI_BY_DEFAULT = (1, 18, 0)
 """From this toolkit on the runtime nvidia injects GPUs by CDI unless told otherwise."""
 
+DOCKERD = "run/docker.pid"
+"""There while Docker's daemon runs."""
+
 _DOCKER_ID = re.compile(r"/docker[-/]([0-9a-f]{64})")
 
 _INSPECT = "[{{json .Name}},{{json .HostConfig.Runtime}},{{json .HostConfig.DeviceRequests}},{{json .Config.Env}}]"
@@ -89,6 +92,9 @@ def reload_victims(run: Run, root: Path, toolkit: str | None, stopped: Collectio
     systemd then sets the devices of a container's cgroup anew by what it knows, and NVIDIA's legacy hook adds the GPUs
     behind its back. *toolkit* is the installed version of NVIDIA's container toolkit.
     """
+    # A stopped daemon has no containers, and asking would start it by its socket.
+    if not (root / DOCKERD).exists():
+        return []
     running = run(["docker", "ps", "--quiet", "--no-trunc"])
     ids = running[1].split() if running and running[0] == 0 else []
     if not ids:

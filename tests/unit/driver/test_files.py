@@ -183,6 +183,7 @@ def test_no_reload_takes_the_gpus_from_containers_of_the_legacy_hook(tmp_path: P
     assert "systemctl daemon-reload" in units.calls and "systemctl enable nvidia-persistenced.service" in units.calls
     (tmp_path / files.PERSISTENCE[1:]).unlink()
     units = Units(nvidia_persistenced="disabled")
+    put(tmp_path, "run/docker.pid", "812")
     units.legacy = ["/tgi", "nvidia", None, ["NVIDIA_VISIBLE_DEVICES=all"]]
     result = settle(tmp_path, units, wishes(toolkit="1.17.8"))
     assert "would take the GPUs from tgi" in result["warnings"][0]

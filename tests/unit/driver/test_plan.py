@@ -417,6 +417,7 @@ def legacy_container(fake: FakeHost) -> None:
             return 0, json.dumps(["/tgi", "runc", [{"Driver": "", "Capabilities": [["gpu"]]}], []]) + "\n", ""
         return 0, "systemd\n" if command[1] == "info" else "c0ffee tgi\n", ""
 
+    fake.write("run/docker.pid", "812")
     fake._docker = docker  # type: ignore[attr-defined]
 
 

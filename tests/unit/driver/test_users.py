@@ -70,6 +70,11 @@ GPUS = [{"Driver": "", "Capabilities": [["gpu"]]}]
 CDI = [{"Driver": "cdi", "Capabilities": [[]], "DeviceIDs": ["nvidia.com/gpu=all"]}]
 
 
+def no_docker_is_asked(argv: Sequence[str]) -> None:
+    """Its socket would start a daemon that somebody stopped."""
+    raise AssertionError(argv)
+
+
 @pytest.mark.parametrize(
     ("toolkit", "config", "told", "loses"),
     [
@@ -89,6 +94,9 @@ def test_containers_of_the_legacy_hook_lose_their_gpus(
     place = tmp_path / "etc/nvidia-container-runtime/config.toml"
     place.parent.mkdir(parents=True)
     place.write_text(f"[nvidia-container-runtime]\n{config}")
+    assert reload_victims(no_docker_is_asked, tmp_path, toolkit) == []
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/docker.pid").write_text("812")
     assert reload_victims(Docker({"tgi": told}), tmp_path, toolkit) == (["tgi"] if loses else [])
     assert reload_victims(Docker({"tgi": told}, driver="cgroupfs"), tmp_path, toolkit) == []
 

@@ -329,6 +329,7 @@ TRAINER = '["/trainer","nvidia",null,["NVIDIA_VISIBLE_DEVICES=all"]]\n'
 
 
 def test_containers_of_the_legacy_hook_are_told(host: Host) -> None:
+    host.write("run/docker.pid", "812")
     host.answers.update({"systemctl show": SHOWN, "docker ps --quiet": "a1\n", "docker inspect": TRAINER})
     assert host.stack(toolkit={"version": "1.17.8"})["reload_victims"] == ["trainer"]
     assert host.stack(toolkit={"version": "1.18.2"})["reload_victims"] == []
