@@ -165,6 +165,8 @@ class RpmTransaction:
             return f"the former packages could not be put back ({error.message.rstrip('.')}): see 'dnf history'"
         others = sorted(name for name in after if name not in before and not is_driver_rpm(name))
         others += [*self.added, *(f"repository {name}" for name in self.enabled)]
+        source = self.plan["repository"] or {}
+        others += [source["source"]] if source.get("missing") else []
         stay = f", but {', '.join(others)} {'stays' if len(others) == 1 else 'stay'}" if others else ""
         return ("the driver is as before the run" if moved else "what was installed was removed again") + stay
 
