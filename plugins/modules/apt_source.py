@@ -16,6 +16,7 @@ description:
     that cannot be reached, a wrong key or a version that is not there changes nothing.
   - For O(expect), V(newest) as a version stands for any.
   - Looks at files only, and downloads nothing, where source and lists are as they should be.
+  - User and password in O(uri) go to C(/etc/apt/auth.conf.d/socle-NAME.conf), which only root may read.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:

@@ -37,10 +37,6 @@ options:
     type: str
     choices: [distribution, docker]
     default: distribution
-  docker_repository_url:
-    description: Base address of Docker's own repository, or of a mirror of it.
-    type: str
-    default: https://download.docker.com
   facts:
     description: The facts of the host, RV(socle.inference.gpu_facts#module:gpu_facts).
     type: dict
@@ -86,7 +82,7 @@ packages:
   returned: success
   type: dict
 repository:
-  description: Source to add first, with options of M(socle.inference.apt_source); null for none.
+  description: Source to add first, with folder and key below its base address; null for none.
   returned: success
   type: dict
 """
@@ -109,7 +105,6 @@ def main() -> None:
             **ARGUMENTS,
             "engine": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "docker_source": {"type": "str", "choices": ["distribution", "docker"], "default": "distribution"},
-            "docker_repository_url": {"type": "str", "default": "https://download.docker.com"},
             "facts": {"type": "dict", "required": True},
             "host": {"type": "str", "default": "this host"},
         },
@@ -122,7 +117,6 @@ def main() -> None:
         needs_cdi=bool(params["facts"].get("gpus")),
         host=params["host"],
         os=params["facts"].get("os") or {},
-        docker_url=params["docker_repository_url"],
         restart=params["restart"],
     )
     try:

@@ -16,6 +16,7 @@ description:
   - Before anything is written, the source is read apart from the host's own ones, and must offer O(expect). An address
     that cannot be reached, a wrong key or a version that is not there changes nothing.
   - Looks at files only, and downloads nothing, where they are as they should be.
+  - Where O(uri) has a password, only root may read the file, and users without root do without the source.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:

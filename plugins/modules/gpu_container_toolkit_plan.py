@@ -31,10 +31,6 @@ options:
         1.20.0.
     type: str
     default: ""
-  repository_url:
-    description: Base address of the repository, or of a mirror of it.
-    type: str
-    default: https://nvidia.github.io/libnvidia-container
   downgrade:
     description: Whether an installed newer version may be replaced.
     type: bool
@@ -83,7 +79,7 @@ replaces:
   type: list
   elements: str
 repository:
-  description: Name, address and key of the repository.
+  description: Name of the repository, and folder and key below its base address.
   returned: success
   type: dict
 """
@@ -110,7 +106,6 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "version": {"type": "str", "default": ""},
-            "repository_url": {"type": "str", "default": "https://nvidia.github.io/libnvidia-container"},
             "downgrade": {"type": "bool", "default": False},
             "facts": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -123,7 +118,6 @@ def main() -> None:
             read_packages(ask, Path("/")),
             params["facts"].get("os") or {},
             params["version"],
-            params["repository_url"],
             downgrade=params["downgrade"],
             remove=params["state"] == "absent",
             own_holds=Holds(Files()).own(),

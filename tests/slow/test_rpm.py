@@ -185,7 +185,6 @@ TOOLKIT = """\
     - name: Choose the packages
       socle.inference.gpu_container_toolkit_plan:
         version: "{{ toolkit_version }}"
-        repository_url: file:///srv/rpm/libnvidia-container
         facts: "{{ facts }}"
         state: "{{ toolkit_state }}"
       register: toolkit_plan
@@ -197,6 +196,7 @@ TOOLKIT = """\
         rolespec_validate: false
       vars:
         __gpu_container_toolkit_plan: "{{ toolkit_plan }}"
+        gpu_container_toolkit_repository_url: file:///srv/rpm/libnvidia-container
       when: toolkit_plan.due
 """
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
     PackageSource,
     download_key,
     fetch,
+    login,
     put,
     suffix,
     take_away,
@@ -27,7 +28,10 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 
 @dataclass(frozen=True)
 class AptRepository(PackageSource):
-    """A package source and its signing key. The files are NAME.sources and NAME.asc or NAME.gpg."""
+    """A package source and its signing key. The files are NAME.sources, NAME.asc or NAME.gpg, and socle-NAME.conf.
+
+    The last one has user and password of the address, which only root may read.
+    """
 
     suites: str = "/"
     components: str = ""
@@ -39,6 +43,13 @@ def render(source: AptRepository, key: Path) -> str:
     if source.components:
         lines.append(f"Components: {source.components}")
     return "\n".join([*lines, f"Signed-By: {key}", ""])
+
+
+def render_login(source: AptRepository) -> str:
+    """The text of the file with user and password of the address; "" for one without."""
+    # apt compares paths after it replaced its variables in them.
+    line = login(source.uri.partition("$(")[0])
+    return f"# Written by socle.\n{line}" if line else ""
 
 
 class AptSource:
@@ -57,6 +68,12 @@ class AptSource:
         folder = self._root / "etc/apt/keyrings"
         return [folder / f"{source.name}.asc", folder / f"{source.name}.gpg"]
 
+    def _login(self, source: AptRepository) -> Path:
+        return self._root / f"etc/apt/auth.conf.d/socle-{source.name}.conf"
+
+    def _put(self, source: AptRepository, path: Path, content: bytes | None) -> None:
+        put(path, content, 0o600 if path == self._login(source) else 0o644)
+
     def _shown(self, path: Path) -> str:
         return f"/{path.relative_to(self._root)}"
 
@@ -66,13 +83,16 @@ class AptSource:
         before = self._files.read(path)
         keys = [key for key in self._keys(source) if key.is_file() and key.stat().st_size]
         old = [file for file in source.replaces if (self._root / file.lstrip("/")).exists()]
-        written = bool(keys) and before == render(source, Path(self._shown(keys[0]))) and not old
+        public = replace(source, uri=without_password(source.uri))
+        secret = self._files.read(self._login(source)) or ""
+        written = bool(keys) and before == render(public, Path(self._shown(keys[0]))) and not old
+        written = written and secret == render_login(source)
         if written and not self._missing(source):
             return {"changed": False, "path": self._shown(path), "removed": [], "before": before, "after": before}
 
         content = download_key(source, self._fetch)
         key = self._keys(source)[0 if suffix(content) == ".asc" else 1]
-        text = render(source, Path(self._shown(key)))
+        text = render(public, Path(self._shown(key)))
         self._try(source, content)
         result = {
             "changed": not written,
@@ -87,7 +107,7 @@ class AptSource:
 
     def absent(self, source: AptRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key; the lists go with the next update."""
-        paths = [self._shown(path) for path in (self._path(source), *self._keys(source))]
+        paths = [self._shown(path) for path in (self._path(source), *self._keys(source), self._login(source))]
         return take_away(source, paths, self._files, self._root, check=check)
 
     def _missing(self, source: AptRepository, options: Sequence[str] = ()) -> dict[str, apt.Policy]:
@@ -107,6 +127,7 @@ class AptSource:
             key = folder / f"key{suffix(content)}"
             key.write_bytes(content)
             trial = folder / "trial.sources"
+            trial.touch(mode=0o600)
             trial.write_text(render(source, key), encoding="utf-8")
             options = apt.isolated(trial, folder)
             fault = apt.update(self._run, options)
@@ -122,12 +143,13 @@ class AptSource:
 
     def _commit(self, source: AptRepository, key: Path, content: bytes, text: str, old: Sequence[str]) -> None:
         path = self._path(source)
-        touched = [path, *self._keys(source), *(self._root / file.lstrip("/") for file in old)]
+        touched = [path, *self._keys(source), self._login(source), *(self._root / file.lstrip("/") for file in old)]
         kept = {one: one.read_bytes() if one.is_file() else None for one in touched}
         with explaining(f"write the package source {source.name}"):
             for file in old:
                 self._files.remove(self._root / file.lstrip("/"))
             put(key, content)
+            self._put(source, self._login(source), render_login(source).encode() or None)
             put(path, text.encode())
         fault = apt.update(self._run, apt.beside(path))
         if fault is None and self._missing(source):
@@ -137,7 +159,7 @@ class AptSource:
             )
         if fault:
             for one, bytes_before in kept.items():
-                put(one, bytes_before)
+                self._put(source, one, bytes_before)
             raise PackageError(
                 f"Cannot use the package source {without_password(source.uri)}: {fault}; look at 'apt-get update' and"
                 " 'apt-cache policy' on the host. The package sources are as they were."

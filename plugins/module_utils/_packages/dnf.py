@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._engine import host_io
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PackageError
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 
 QUERY_FORMAT = "%{name}\t%{epoch}\t%{version}\t%{release}\t%{arch}\t%{repoid}"
 PROBE = "socle-probe"
@@ -87,40 +89,39 @@ ENGLISH = ("env", "LC_ALL=C.UTF-8")
 """In front of a command whose words are parsed."""
 
 
-def query_argv(url: str, packages: Sequence[str], signed_by: str | None = None) -> list[str]:
-    """A query of one repository that needs no repository file, enabled stream or free version lock.
-
-    With *signed_by*, the file of a key, the metadata must be signed by it.
+def probe(url: str, signed_by: str | None = None) -> str:
+    """A repository file for one query; with *signed_by*, the file of a key, the metadata must be signed by it.
 
     Modular filtering hides the packages of all other streams, hence module_hotfixes: the branches that exist are to be
     known before a stream is enabled, and in check mode none is.
     """
-    return [
-        *(
-            *ENGLISH,
-            "dnf",
-            "--quiet",
-            "--disableplugin=versionlock",
-            f"--repofrompath={PROBE},{url}",
-            f"--repo={PROBE}",
-        ),
-        *(f"--setopt={PROBE}.module_hotfixes=1", f"--setopt={PROBE}.skip_if_unavailable=0"),
-        # DNF takes a key for metadata over only where it is told yes.
-        *((f"--setopt={PROBE}.repo_gpgcheck=1", f"--setopt={PROBE}.gpgkey=file://{signed_by}") if signed_by else ()),
-        *(("--assumeyes",) if signed_by else ()),
-        *(f"--setopt={PROBE}.gpgcheck=0", "repoquery", "--qf", QUERY_FORMAT, *packages),
-    ]
+    lines = [f"[{PROBE}]", f"name={PROBE}", f"baseurl={url}", "enabled=1", "gpgcheck=0"]
+    lines += ["module_hotfixes=1", "skip_if_unavailable=0"]
+    if signed_by:
+        lines += ["repo_gpgcheck=1", f"gpgkey=file://{signed_by}"]
+    return "\n".join([*lines, ""])
 
 
 def query(run: Run, url: str, packages: Sequence[str], signed_by: str | None = None) -> list[Rpm]:
-    """All versions of *packages* in the repository at *url*; raises PackageError when it cannot be read."""
-    answer = run(query_argv(url, packages, signed_by))
-    tried = f"ask {url} for {', '.join(packages)}"
+    """All versions of *packages* in the repository at *url*; raises PackageError when it cannot be read.
+
+    No repository file of the host, enabled stream or free version lock is needed. The address stands in a file, since
+    everybody on the host sees arguments, and it may hold a password.
+    """
+    tried = f"ask {without_password(url)} for {', '.join(packages)}"
+    with tempfile.TemporaryDirectory(prefix="socle-dnf-") as folder:
+        file = Path(folder) / f"{PROBE}.repo"
+        file.touch(mode=0o600)
+        file.write_text(probe(url, signed_by), encoding="utf-8")
+        options = ["--quiet", "--disableplugin=versionlock", f"--setopt=reposdir={folder}", f"--repo={PROBE}"]
+        # DNF takes a key for metadata over only where it is told yes.
+        options += ["--assumeyes"] if signed_by else []
+        answer = run([*ENGLISH, "dnf", *options, "repoquery", "--qf", QUERY_FORMAT, *packages])
     if answer is None:
         raise PackageError(f"Cannot {tried}: this host has no dnf; install it, or use a supported distribution.")
     rc, stdout, stderr = answer
     if rc:
-        raise PackageError(explain(tried, stderr or stdout))
+        raise PackageError(explain(tried, without_password(stderr or stdout)))
     return parse_query(stdout)
 
 

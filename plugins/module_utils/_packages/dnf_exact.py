@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages import d
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
 RPM_FORMAT = "%{NAME}\t%|EPOCH?{%{EPOCH}}:{0}|\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t@System\n"
@@ -297,7 +298,8 @@ class Exact:
         if answer is None:
             raise PackageError(f"Cannot {attempt}: this host has no dnf; install it, or use a supported distribution.")
         rc, stdout, stderr = answer
-        output = f"{stdout}\n{stderr}"
+        # DNF names a mirror with user and password.
+        output = without_password(f"{stdout}\n{stderr}")
         if rc and not (trial and TRIED in output):
             raise PackageError(f"{dnf.explain(attempt, output)} Nothing was changed.", cmd=list(command), output=output)
         return stdout if not trial else output

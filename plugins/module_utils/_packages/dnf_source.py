@@ -78,7 +78,9 @@ class DnfSource:
                 for file in old:
                     self.files.remove(self._at(file))
                 self.files.write(self._at(source.key_path), key)
-                self.files.write(self._at(source.path), text)
+                # It is the only file that DNF takes a password from; users without root then do without the source.
+                secret = source.uri != without_password(source.uri)
+                self.files.write(self._at(source.path), text, 0o600 if secret else 0o644)
         return {**result, "changed": True}
 
     def absent(self, source: DnfRepository, *, check: bool = False) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,11 +246,6 @@ def consequence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def render(content: Mapping[str, Any]) -> str:
     """The file's text."""
     return json.dumps(content, indent=4) + "\n"
-
-
-def mask(text: str) -> str:
-    """The text without user names and passwords in addresses."""
-    return re.sub(r"(?<=://)[^/\s\"'@]+@", "***@", text)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner, explaining
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dockerd, dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Ledger, Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import DOCKER_PROXIES, Which
@@ -43,7 +44,7 @@ class Outcome:
     def note(self, path: str, before: str, after: str) -> None:
         """Add a changed file."""
         self.changed = True
-        self.files.append({"path": path, "before": daemon_json.mask(before), "after": daemon_json.mask(after)})
+        self.files.append({"path": path, "before": without_password(before), "after": without_password(after)})
 
 
 class EngineConfig:
@@ -107,7 +108,7 @@ class EngineConfig:
             with explaining("put Podman's settings back"):
                 for name, text in before.items():
                     self._replace(name, text, 0o600 if "@" in text else 0o644)
-            reason = daemon_json.mask(" ".join(done.stderr.split()))
+            reason = without_password(" ".join(done.stderr.split()))
             raise ToolkitError(
                 f"Podman does not work with the settings of container_engine: {reason.rstrip('.')}; its files are as"
                 " they were; see whether 'podman info' works on the host, then correct the settings.",
@@ -207,7 +208,7 @@ class EngineConfig:
         finally:
             self._files.remove(trial)
         if done.returncode != 0:
-            reason = daemon_json.mask(" ".join(done.stderr.split())).replace(str(trial), f"/{DAEMON_JSON}")
+            reason = without_password(" ".join(done.stderr.split())).replace(str(trial), f"/{DAEMON_JSON}")
             raise ToolkitError(
                 f"Docker refuses the settings that were to go into /{DAEMON_JSON}: {reason.rstrip('.')}; correct the"
                 " variables of container_engine or the file. Nothing was changed.",
@@ -220,7 +221,7 @@ class EngineConfig:
         if done.returncode == 0:
             return None
         said = self._run(["journalctl", "--unit", "docker.service", "--no-pager", "--quiet", "-n", "20", "-o", "cat"])
-        return daemon_json.mask(_reason(said.stdout) or " ".join(done.stderr.split())).rstrip(".")
+        return without_password(_reason(said.stdout) or " ".join(done.stderr.split())).rstrip(".")
 
     def _give_back(self, action: str, fault: str) -> str:
         self._run(["systemctl", "reset-failed", "docker.service"])

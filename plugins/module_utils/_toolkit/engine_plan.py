@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt, dpkg
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_sources
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import dockerd
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, plain
@@ -70,7 +71,6 @@ class Request:
     needs_cdi: bool
     host: str
     os: Mapping[str, Any]
-    docker_url: str
     restart: str = "auto"
     """Whether dockerd may be restarted, one of dockerd.RESTARTS."""
 
@@ -117,7 +117,7 @@ def _newer(one: str | None, other: str | None) -> str | None:
 
 
 def docker_repository(request: Request, replaces: Sequence[str]) -> dict[str, Any]:
-    """Docker's own repository, as module apt_source takes it."""
+    """Docker's own repository, with folder and key below its base address, which may hold a password."""
     names = [request.os.get("id"), *(request.os.get("id_like") or [])]
     distribution = next((name for name in names if name in ("debian", "ubuntu")), None)
     codename = request.os.get("codename")
@@ -126,13 +126,12 @@ def docker_repository(request: Request, replaces: Sequence[str]) -> dict[str, An
             f"Cannot name Docker's repository for {request.host}: expected Debian or Ubuntu with a code name, found"
             f" {request.os.get('id')} {codename or 'without one'}; set container_engine_docker_source to distribution."
         )
-    base = f"{request.docker_url.rstrip('/')}/linux/{distribution}"
     return {
         "name": "docker",
-        "uri": base,
+        "folder": f"linux/{distribution}",
+        "key": f"linux/{distribution}/gpg",
         "suites": codename,
         "components": "stable",
-        "key_url": f"{base}/gpg",
         "replaces": list(replaces),
     }
 
@@ -149,8 +148,8 @@ def replaced_sources(root: Path, kinds: Sequence[str], ours: str, what: str) -> 
         others = [source["uri"] for source in sources if source["kind"] not in kinds]
         if others:
             raise ToolkitError(
-                f"Cannot replace the source of {what} in {file}: the file also has {others[0]}, which must stay; take"
-                f" the lines of {what} out of it by hand. Nothing was changed."
+                f"Cannot replace the source of {what} in {file}: the file also has {without_password(others[0])}, which"
+                f" must stay; take the lines of {what} out of it by hand. Nothing was changed."
             )
         found.append(file)
     return found

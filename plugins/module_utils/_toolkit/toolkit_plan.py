@@ -34,20 +34,11 @@ FILES = {
 }
 
 
-def repository(kind: str, url: str) -> dict[str, Any]:
-    """The repository: name, address and key, by the names of module apt_source or of yum_repository."""
-    base = url.rstrip("/")
-    if kind == "redhat":
-        return {
-            "name": "nvidia-container-toolkit",
-            "baseurl": f"{base}/stable/rpm/$basearch",
-            "gpgkey": f"{base}/gpgkey",
-        }
-    return {
-        "name": "nvidia-container-toolkit",
-        "uri": f"{base}/stable/deb/$(ARCH)",
-        "key_url": f"{base}/gpgkey",
-    }
+REPOSITORY: dict[str, dict[str, str]] = {
+    "debian": {"name": "nvidia-container-toolkit", "folder": "stable/deb/$(ARCH)", "key": "gpgkey"},
+    "redhat": {"name": "nvidia-container-toolkit", "folder": "stable/rpm/$basearch", "key": "gpgkey"},
+}
+"""What lies where below the repository's base address. A plan has no address, which may hold a password."""
 
 
 def kept_version(there: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -67,7 +58,6 @@ def plan(
     packages: Mapping[str, Mapping[str, Any]],
     os: Mapping[str, Any],
     version: str,
-    url: str,
     *,
     downgrade: bool = False,
     remove: bool = False,
@@ -96,7 +86,7 @@ def plan(
             "packages": dict.fromkeys(PACKAGES, ""),
             "due": any(name in packages for name in PACKAGES),
             "replaces": [],
-            "repository": repository(kind, url),
+            "repository": dict(REPOSITORY[kind]),
         }
     there = {name: packages[name] for name in PACKAGES if packages.get(name, {}).get("status") == "installed"}
     kept = None if version else kept_version(there)
@@ -127,5 +117,5 @@ def plan(
         "packages": dict.fromkeys(PACKAGES, exact),
         "due": not settled or bool(replaces),
         "replaces": replaces,
-        "repository": repository(kind, url),
+        "repository": dict(REPOSITORY[kind]),
     }

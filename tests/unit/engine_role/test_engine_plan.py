@@ -36,7 +36,7 @@ TRIXIE_OFFERS = {
 
 
 def request(wanted: str = "auto", source: str = "distribution", gpus: bool = True, **os: Any) -> Request:
-    return Request(wanted, source, gpus, "gpu1", {**TRIXIE, **os}, "https://download.docker.com/")
+    return Request(wanted, source, gpus, "gpu1", {**TRIXIE, **os})
 
 
 def offer(commands: Commands, offers: dict[str, str], root: Path) -> None:
@@ -124,10 +124,10 @@ def test_debian_12_gets_docker_from_dockers_own_repository_on_request(commands: 
     assert found["packages"] == {"docker-ce": "", "docker-ce-cli": "", "containerd.io": ""} and found["fresh"]
     assert found["repository"] == {
         "name": "docker",
-        "uri": "https://download.docker.com/linux/debian",
+        "folder": "linux/debian",
+        "key": "linux/debian/gpg",
         "suites": "bookworm",
         "components": "stable",
-        "key_url": "https://download.docker.com/linux/debian/gpg",
         "replaces": [],
     }
 
@@ -263,6 +263,6 @@ def test_a_file_with_other_sources_too_is_not_removed(commands: Commands, tmp_pa
     (folder / "docker.list").write_text(docker)
     asked = request("docker", source="docker", codename="bookworm")
     assert plan(commands, asked, NOTHING, tmp_path)["repository"]["replaces"] == ["/etc/apt/sources.list.d/docker.list"]
-    (folder / "mixed.list").write_text(docker + "deb https://example.org/x stable main\n")
+    (folder / "mixed.list").write_text(docker + "deb https://me:secret@example.org/x stable main\n")
     with pytest.raises(SocleError, match=r"mixed.list: the file also has https://example.org/x"):
         plan(commands, asked, NOTHING, tmp_path)

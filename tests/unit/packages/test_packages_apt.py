@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -397,6 +398,31 @@ def test_removal_of_a_source_takes_the_key_too(commands: Commands, tmp_path: Pat
     assert sources.absent(TOOLKIT, check=True)["changed"] and written(tmp_path)
     assert sources.absent(TOOLKIT)["changed"] and written(tmp_path) == {}
     assert not sources.absent(TOOLKIT)["changed"]
+
+
+def test_a_password_is_for_root_alone_and_comes_and_goes_with_its_source(commands: Commands, tmp_path: Path) -> None:
+    address = "https://someone:s%40cret@mirror.example/deb/$(ARCH)"
+    commands.on("apt-cache", "policy", out=policy("1.20.0-1"))
+    sources = AptSource(commands, Files(), tmp_path, Web())
+    modes: list[int] = []
+
+    def update(argv: list[str]) -> tuple[int, str, str]:
+        place = next(word.partition("sourcelist=")[2] for word in argv if "sourcelist=" in word)
+        modes.append(Path(place).stat().st_mode & 0o777)
+        return 0, "", ""
+
+    commands.do("update", then=update)
+    result = sources.present(replace(TOOLKIT, uri=address, replaces=()))
+    assert "s%40cret" not in repr(result)
+    secret = tmp_path / "etc/apt/auth.conf.d/socle-nvidia-container-toolkit.conf"
+    assert secret.read_text().splitlines()[1:] == ["machine https://mirror.example/deb login someone password s@cret"]
+    assert secret.stat().st_mode & 0o777 == 0o600 and modes == [0o600, 0o644]
+    assert "cret" not in (tmp_path / "etc/apt/sources.list.d/nvidia-container-toolkit.sources").read_text()
+    assert not sources.present(replace(TOOLKIT, uri=address, replaces=()))["changed"]
+    changed = replace(TOOLKIT, uri=address.replace("s%40cret", "other"), replaces=())
+    assert sources.present(changed)["changed"] and "other" in secret.read_text()
+    sources.absent(changed)
+    assert written(tmp_path) == {}
 
 
 def test_no_message_of_a_source_shows_the_password_of_its_address(commands: Commands, tmp_path: Path) -> None:

@@ -46,18 +46,36 @@ def test_a_query_gives_packages_and_leaves_out_what_dnf_says_beside_them() -> No
     assert found[0] == dnf.Rpm("nvidia-driver-cuda", "3", "580.95.05", "1.el9", "x86_64", "socle-probe")
 
 
+class Asked:
+    """What a query hands to dnf."""
+
+    def __init__(self, answer: tuple[int, str, str] = (0, QUERY, "")) -> None:
+        self.answer = answer
+
+    def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
+        self.argv = list(argv)
+        folder = next(word.partition("reposdir=")[2] for word in argv if "reposdir=" in word)
+        (file,) = Path(folder).iterdir()
+        self.text, self.mode = file.read_text(), file.stat().st_mode & 0o777
+        return self.answer
+
+
 def test_a_query_needs_neither_file_nor_stream_nor_free_lock() -> None:
-    calls: list[Sequence[str]] = []
+    asked = Asked()
+    assert len(dnf.query(asked.run, URL, ["nvidia-driver-cuda"])) == 5
+    assert f"\nbaseurl={URL}\n" in asked.text
+    assert "--disableplugin=versionlock" in asked.argv and "--repo=socle-probe" in asked.argv
+    assert "\nmodule_hotfixes=1\n" in asked.text and "\nskip_if_unavailable=0\n" in asked.text
+    assert "repo_gpgcheck" not in asked.text
 
-    def run(argv: Sequence[str]) -> tuple[int, str, str]:
-        calls.append(argv)
-        return 0, QUERY, ""
 
-    assert len(dnf.query(run, URL, ["nvidia-driver-cuda"])) == 5
-    assert f"--repofrompath=socle-probe,{URL}" in calls[0]
-    assert "--setopt=socle-probe.module_hotfixes=1" in calls[0]
-    assert "--disableplugin=versionlock" in calls[0]
-    assert "--setopt=socle-probe.skip_if_unavailable=0" in calls[0]
+def test_a_query_shows_a_password_to_nobody() -> None:
+    secret = URL.replace("//", "//someone:secret@")
+    asked = Asked((1, "", f"Error: Status code: 403 for {secret}repodata/repomd.xml"))
+    with pytest.raises(PackageError, match="Status code: 403") as caught:
+        dnf.query(asked.run, secret, ["nvidia-driver-cuda"])
+    assert "secret" not in " ".join(asked.argv) + str(caught.value) + repr(caught.value.fields)
+    assert secret in asked.text and asked.mode == 0o600
 
 
 def test_a_mirror_that_does_not_answer_is_named() -> None:

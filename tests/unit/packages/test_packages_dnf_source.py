@@ -29,8 +29,10 @@ class Mirror:
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
         self.asked += 1
-        self.argv = list(argv)
-        self.trusted = [Path(word.partition("file://")[2]).read_bytes() for word in argv if "gpgkey=" in word]
+        (file,) = Path(next(word.partition("reposdir=")[2] for word in argv if "reposdir=" in word)).iterdir()
+        self.asked_for = file.read_text().splitlines()
+        keys = [line.partition("file://")[2] for line in self.asked_for if "gpgkey=" in line]
+        self.trusted = [Path(key).read_bytes() for key in keys]
         return self.answer
 
     def fetch(self, _url: str) -> bytes:
@@ -54,6 +56,7 @@ def test_the_file_demands_signatures_and_a_mirror_that_answers(tmp_path: Path, m
     text = (tmp_path / "etc/yum.repos.d/socle-nvidia-cuda.repo").read_text()
     assert "gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-socle-nvidia-cuda\n" in text
     assert "skip_if_unavailable=0\n" in text
+    assert (tmp_path / "etc/yum.repos.d/socle-nvidia-cuda.repo").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "etc/pki/rpm-gpg/RPM-GPG-KEY-socle-nvidia-cuda").read_bytes() == KEY
     mirror.asked = 0
     assert bring(mirror, tmp_path)["changed"] is False
@@ -64,7 +67,7 @@ def test_metadata_may_be_signed_instead_of_packages(tmp_path: Path, mirror: Mirr
     bring(mirror, tmp_path, replace(SOURCE, signed="metadata"))
     text = (tmp_path / "etc/yum.repos.d/socle-nvidia-cuda.repo").read_text()
     assert "\ngpgcheck=0\nrepo_gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/" in text
-    assert "--setopt=socle-probe.repo_gpgcheck=1" in mirror.argv and mirror.trusted == [KEY]
+    assert "repo_gpgcheck=1" in mirror.asked_for and mirror.trusted == [KEY]
 
 
 def test_check_mode_tries_the_source_and_writes_nothing(tmp_path: Path, mirror: Mirror) -> None:

@@ -20,12 +20,12 @@ def packages(version: str = "1.20.0-1", held: bool = True, names: tuple[str, ...
 
 
 def test_a_bare_host_gets_all_four_at_one_version(tmp_path: Path) -> None:
-    found = plan({}, DEBIAN, "1.20.0", URL + "/", root=tmp_path)
+    found = plan({}, DEBIAN, "1.20.0", root=tmp_path)
     assert found["due"] and found["packages"] == dict.fromkeys(PACKAGES, "1.20.0-1") and len(PACKAGES) == 4
     assert found["repository"] == {
         "name": "nvidia-container-toolkit",
-        "uri": "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
-        "key_url": "https://nvidia.github.io/libnvidia-container/gpgkey",
+        "folder": "stable/deb/$(ARCH)",
+        "key": "gpgkey",
     }
 
 
@@ -40,7 +40,7 @@ def test_a_bare_host_gets_all_four_at_one_version(tmp_path: Path) -> None:
     ],
 )
 def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, tmp_path: Path) -> None:
-    assert plan(there, DEBIAN, "1.20.0", URL, own_holds=PACKAGES, root=tmp_path)["due"] is due
+    assert plan(there, DEBIAN, "1.20.0", own_holds=PACKAGES, root=tmp_path)["due"] is due
 
 
 @pytest.mark.parametrize(
@@ -62,36 +62,36 @@ def test_work_is_due_where_a_package_differs(there: dict[str, Any], due: bool, t
 def test_an_installed_toolkit_is_kept_where_no_version_is_named(
     there: dict[str, Any], version: str, due: bool, tmp_path: Path
 ) -> None:
-    found = plan(there, DEBIAN, "", URL, own_holds=PACKAGES, root=tmp_path)
+    found = plan(there, DEBIAN, "", own_holds=PACKAGES, root=tmp_path)
     assert found["packages"] == dict.fromkeys(PACKAGES, version) and found["due"] is due
     assert found["version"] == version.partition("-")[0]
 
 
 def test_a_newer_toolkit_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match=r"Will not replace libnvidia-container-tools 1.20.0 by the older 1.18.2"):
-        plan(packages(), DEBIAN, "1.18.2", URL, root=tmp_path)
-    assert plan(packages(), DEBIAN, "1.18.2", URL, downgrade=True, own_holds=PACKAGES, root=tmp_path)["due"]
+        plan(packages(), DEBIAN, "1.18.2", root=tmp_path)
+    assert plan(packages(), DEBIAN, "1.18.2", downgrade=True, own_holds=PACKAGES, root=tmp_path)["due"]
 
 
 def test_a_toolkit_that_somebody_else_holds_is_left_alone_or_refused(tmp_path: Path) -> None:
     for there, version in ((packages("1.17.8-1"), ""), (packages("1.18.2-1"), "1.20.0")):
         with pytest.raises(ToolkitError, match=r"install NVIDIA's container toolkit 1.20.0: .*held, and not by socle"):
-            plan(there, DEBIAN, version, URL, root=tmp_path)
+            plan(there, DEBIAN, version, root=tmp_path)
     with pytest.raises(ToolkitError, match=r"Cannot remove .* are held, and not by socle"):
-        plan(packages(), DEBIAN, "", URL, remove=True, root=tmp_path)
-    assert not plan(packages("1.18.2-1"), DEBIAN, "", URL, root=tmp_path)["due"]
-    assert plan(packages("1.18.2-1"), DEBIAN, "1.20.0", URL, own_holds=PACKAGES, root=tmp_path)["due"]
+        plan(packages(), DEBIAN, "", remove=True, root=tmp_path)
+    assert not plan(packages("1.18.2-1"), DEBIAN, "", root=tmp_path)["due"]
+    assert plan(packages("1.18.2-1"), DEBIAN, "1.20.0", own_holds=PACKAGES, root=tmp_path)["due"]
 
 
 def test_a_refused_version_is_refused_before_anything(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="ordering cycle"):
-        plan({}, DEBIAN, "1.19.0", URL, root=tmp_path)
+        plan({}, DEBIAN, "1.19.0", root=tmp_path)
 
 
 def test_a_removal_refuses_no_version(tmp_path: Path) -> None:
     there = packages("1.19.0-1")
-    assert plan(there, DEBIAN, "1.19.0", URL, remove=True, own_holds=PACKAGES, root=tmp_path)["due"]
-    assert not plan({}, DEBIAN, "1.19.0", URL, remove=True, root=tmp_path)["due"]
+    assert plan(there, DEBIAN, "1.19.0", remove=True, own_holds=PACKAGES, root=tmp_path)["due"]
+    assert not plan({}, DEBIAN, "1.19.0", remove=True, root=tmp_path)["due"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_older_definitions_of_the_repository_go(name: str, line: str, tmp_path: 
     folder = tmp_path / "etc/apt/sources.list.d"
     folder.mkdir(parents=True)
     (folder / name).write_text(line + "\n")
-    found = plan(packages(), DEBIAN, "1.20.0", URL, root=tmp_path)
+    found = plan(packages(), DEBIAN, "1.20.0", root=tmp_path)
     assert found["due"] and found["replaces"] == [f"/etc/apt/sources.list.d/{name}"]
 
 
@@ -117,11 +117,11 @@ def test_our_own_definition_and_the_drivers_repository_stay(tmp_path: Path) -> N
     (folder / "nvidia-container-toolkit.sources").write_text(f"Types: deb\nURIs: {URL}/stable/deb/amd64\nSuites: /\n")
     cuda = "deb https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/ /\n"
     (folder / "cuda-debian13-x86_64.list").write_text(cuda)
-    found = plan(packages(), DEBIAN, "1.20.0", URL, root=tmp_path)
+    found = plan(packages(), DEBIAN, "1.20.0", root=tmp_path)
     assert not found["due"] and found["replaces"] == []
 
 
 def test_the_rpm_family_gets_the_repositorys_rpm_half(tmp_path: Path) -> None:
-    found = plan({}, {"id": "rocky", "id_like": ["rhel"]}, "1.20.0", URL, root=tmp_path)
+    found = plan({}, {"id": "rocky", "id_like": ["rhel"]}, "1.20.0", root=tmp_path)
     assert found["family"] == "redhat"
-    assert found["repository"]["baseurl"] == f"{URL}/stable/rpm/$basearch"
+    assert found["repository"]["folder"] == "stable/rpm/$basearch"
