@@ -491,3 +491,13 @@ def test_a_plan_holds_no_password_of_a_mirror(host: RpmHost) -> None:
     assert "cret" not in shown
     assert found.repository is not None
     assert (found.repository["folder"], found.repository["key_file"]) == ("rhel9/x86_64/", "D42D0685.pub")
+
+
+def test_a_mirror_that_does_not_answer_is_named_without_its_password(host: RpmHost) -> None:
+    secret = BASE.replace("//", "//me:s%40cret@")
+    host.refusal = "Error: Failed to download metadata for repo 'socle-probe': Cannot download repomd.xml"
+    with pytest.raises(SocleError, match=r"mirror\.example/repos/rhel9/x86_64/ .*did not answer") as raised:
+        rpm_plan(host.host(), Settings(repository_url=secret), facts())
+    assert "cret" not in str(raised.value)
+    words = [word for call in host.calls for word in call]
+    assert "repoquery" in words and not [word for word in words if "cret" in word], "everybody sees a command"
