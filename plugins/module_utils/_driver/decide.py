@@ -81,17 +81,32 @@ class Installed:
     """Driver packages that dpkg did not finish."""
 
 
+def is_version(text: str) -> bool:
+    """Whether this can be the exact version of a driver."""
+    return re.fullmatch(r"\d{3,}\.\d+(\.\d+)?", text) is not None
+
+
+def is_branch(text: str) -> bool:
+    """Whether this can be the first number of a driver's version."""
+    return re.fullmatch(r"\d{3,}", text) is not None
+
+
 def check_settings(settings: Settings) -> None:
-    """Refuse what cannot be a branch or version."""
-    if settings.version and not re.fullmatch(r"\d{3,}\.\d+(\.\d+)?", settings.version):
+    """Refuse what cannot be a branch or version, and a version of another branch."""
+    if settings.version and not is_version(settings.version):
         raise DriverError(
             f"gpu_driver_version is {settings.version!r}, expected an exact version such as 580.178.04 or nothing;"
             " give a branch by gpu_driver_branch."
         )
-    if settings.wanted_branch and not re.fullmatch(r"\d{3,}", settings.wanted_branch):
+    if settings.branch and not is_branch(settings.branch):
         raise DriverError(
             f"gpu_driver_branch is {settings.branch!r}, expected the first number of a driver version, such as 580;"
             " correct it."
+        )
+    if settings.version and settings.branch not in ("", branch_of(settings.version)):
+        raise DriverError(
+            f"gpu_driver_version is {settings.version}, which is of branch {branch_of(settings.version)}, but"
+            f" gpu_driver_branch is {settings.branch}; remove one of them, or make them agree."
         )
     if settings.cuda and settings.cuda not in CUDA_MINIMUM:
         raise DriverError(
@@ -418,9 +433,11 @@ OWN_SOURCE = "/etc/apt/sources.list.d/socle-nvidia-cuda.sources"
 def check_direction(settings: Settings, installed: Installed, target: str) -> None:
     """Refuse to go back: settings and module parameters of the newer driver stay behind."""
     if installed.version and version_key(target) < version_key(installed.version):
+        there = branch_of(installed.version)
+        branch = f" (and gpu_driver_branch to {there})" if settings.branch not in ("", there) else ""
         raise DriverError(
             f"Driver {installed.version} is installed, and {target} is older: an upgrade in place goes forwards only;"
-            f" set gpu_driver_version to {installed.version} or newer, or remove the driver first with"
+            f" set gpu_driver_version to {installed.version} or newer{branch}, or remove the driver first with"
             " gpu_driver_state: absent. Nothing was changed."
         )
 

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OPEN_ONLY, PROPRIETARY_ONLY
+from ansible_collections.socle.inference.plugins.module_utils._driver.decide import (
+    OPEN_ONLY,
+    PROPRIETARY_ONLY,
+    is_branch,
+    is_version,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     branch_of,
 )
@@ -127,20 +132,26 @@ def is_consumer(gpu: Tree) -> bool:
     return any(word in product for word in ("GeForce", "RTX", "Quadro", "TITAN"))
 
 
+def asked_driver(intent: Tree) -> tuple[str, str]:
+    """(exact version, branch) that are asked for, "" for none and for what cannot be one: the role refuses that."""
+    version, branch = (str(intent.get(key) or "") for key in ("driver_version", "driver_branch"))
+    return version if is_version(version) else "", branch if is_branch(branch) else ""
+
+
 def driver_to_be(facts: Tree, intent: Tree) -> tuple[str, tuple[int, ...]] | None:
     """(its version in words, its sort key) of the driver that this host has after provisioning; None if unknown.
 
     An exact version is taken as asked for; of a branch, an installed driver stays, and else the newest comes.
     """
-    loaded, branch = tree(facts, "driver").get("version"), intent.get("driver_branch")
-    if intent.get("driver_version"):
-        return str(intent["driver_version"]), version_key(str(intent["driver_version"]))
+    loaded, (version, branch) = tree(facts, "driver").get("version"), asked_driver(intent)
+    if version:
+        return version, version_key(version)
     if not branch and is_before(intent):
         return None
-    if loaded and (not branch or branch_of(loaded) == str(branch)):
+    if loaded and (not branch or branch_of(loaded) == branch):
         return str(loaded), version_key(loaded)
     if branch:
-        return f"{branch} (the newest of the branch)", (*version_key(str(branch)), NEWEST, NEWEST)
+        return f"{branch} (the newest of the branch)", (*version_key(branch), NEWEST, NEWEST)
     return None
 
 

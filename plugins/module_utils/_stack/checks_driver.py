@@ -30,6 +30,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     Check,
     Evidence,
     Tree,
+    asked_driver,
     driver_to_be,
     flavour_to_be,
     gpus,
@@ -131,8 +132,9 @@ def proprietary_for_blackwell(facts: Tree, stack: Tree, intent: Tree) -> Evidenc
 
 
 def proprietary_not_packaged(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    branch = branch_of(str(intent.get("driver_version") or intent.get("driver_branch") or ""))
-    if intent.get("driver_flavour") != "proprietary" or not branch.isdigit() or int(branch) < FIRST_OPEN_ONLY_BRANCH:
+    version, branch = asked_driver(intent)
+    branch = branch_of(version) or branch
+    if intent.get("driver_flavour") != "proprietary" or not branch or int(branch) < FIRST_OPEN_ONLY_BRANCH:
         return None
     return {"branch": branch, "first": FIRST_OPEN_ONLY_BRANCH}
 
@@ -288,8 +290,7 @@ def nouveau(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 
 
 def not_as_intended(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    loaded, version = _loaded(facts), str(intent.get("driver_version") or "")
-    branch = str(intent.get("driver_branch") or "")
+    loaded, (version, branch) = _loaded(facts), asked_driver(intent)
     if loaded is None:
         return None
     wanted = version or branch

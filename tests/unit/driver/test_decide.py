@@ -287,12 +287,31 @@ def test_what_is_installed_is_kept_until_more_is_asked_for() -> None:
         ({"branch": "R580"}, "gpu_driver_branch is 'R580'"),
         ({"version": "580"}, "gpu_driver_version is '580'"),
         ({"version": "latest"}, "gpu_driver_version is 'latest'"),
+        ({"version": "abc", "branch": "595"}, r"gpu_driver_version is 'abc', expected .* such as 580\.178\.04"),
+        ({"version": "580.178.04", "branch": "R580"}, "gpu_driver_branch is 'R580'"),
         ({"cuda": "13.0"}, "gpu_driver_cuda is '13.0'"),
     ],
 )
 def test_settings_that_are_no_versions(settings: dict[str, str], words: str) -> None:
     with pytest.raises(DriverError, match=words):
         decide.check_settings(Settings(**settings))
+
+
+def test_a_version_of_another_branch() -> None:
+    with pytest.raises(DriverError, match=r"is 580\.178\.04, which is of branch 580, but gpu_driver_branch is 595"):
+        decide.check_settings(Settings(version="580.178.04", branch="595"))
+    for branch in ("580", ""):
+        decide.check_settings(Settings(version="580.178.04", branch=branch))
+
+
+def test_the_way_out_of_a_downgrade_names_settings_that_agree() -> None:
+    installed = Installed("595.91.07", "open", "nvidia", ())
+    with pytest.raises(
+        DriverError, match=r"gpu_driver_version to 595\.91\.07 or newer \(and gpu_driver_branch to 595\)"
+    ):
+        decide.check_direction(Settings(branch="580"), installed, "580.178.04")
+    with pytest.raises(DriverError, match=r"gpu_driver_version to 595\.91\.07 or newer, or remove"):
+        decide.check_direction(Settings(branch="", version="580.178.04"), installed, "580.178.04")
 
 
 def state(**changes: Any) -> reboot.State:

@@ -730,6 +730,14 @@ def test_a_branch_is_judged_by_its_newest_driver_and_an_installed_one_by_itself(
     assert [one["id"] for one in findings(host, "SOC-H20", "SOC-H14")] == ["SOC-H14", "SOC-H20"]
 
 
+@pytest.mark.parametrize("stage", ["before", "after"])
+@pytest.mark.parametrize("asked", [{"driver_version": "abc"}, {"driver_version": "580"}, {"driver_branch": "R470"}])
+def test_what_is_no_version_is_left_to_the_role(stage: str, asked: dict[str, str]) -> None:
+    host = Host()
+    host.intent.update({"image_cuda": None, "stage": stage, "driver_branch": "", **asked})
+    assert findings(host) == []
+
+
 def test_what_the_class_could_not_be_told_for_is_said_in_its_own_words() -> None:
     host = Host()
     host.intent["class_problem"] = "h1 has GPUs of several kinds (vGPU; x), but a host has one class; set host_class."
