@@ -18,9 +18,13 @@ description:
   - A key is not written where a flag of C(docker.service) sets the same thing, since dockerd would not start with both.
   - For Podman, writes C(/etc/containers/containers.conf.d/50-socle.conf) and
     C(/etc/containers/registries.conf.d/50-socle.conf), which Podman merges over the main files. Nothing is restarted.
+    Every user's Podman reads these files, so a proxy with user and password in its address is refused. With a proxy,
+    C(http_proxy = false) is set for all containers of the host, so that Podman does not hand its proxy to them.
   - Log rotation and the limit of open files fill gaps in C(daemon.json) only; a value of the user's own stays, and a
     Docker that was on the host before gets them only when they are asked for. What was set here before follows the
     options, and goes when they no longer name it.
+  - A key of C(daemon.json) that the options name is theirs while they name it. What somebody else had set there is
+    noted below O(state_dir), readable by root only, and comes back afterwards.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:

@@ -97,7 +97,7 @@ def parse(text: str | None, path: str) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Stands for a value in the ledger, which thereby holds no secret in the clear."""
+    """Stands for a value in the ledger, so that what is set here is not in the clear there."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -210,29 +210,44 @@ def _fillers(
 
 
 def merge(
-    content: Mapping[str, Any], hard: Leaves, soft: Leaves, ours: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """(new content, new ledger). Everything that is not named stays as it is.
+    content: Mapping[str, Any],
+    hard: Leaves,
+    soft: Leaves,
+    ours: Mapping[str, str],
+    former: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Any], dict[str, str], Leaves]:
+    """(new content, new digests, new former values). Everything that is not named stays as it is.
 
-    *ours*, the ledger, has digests of what was set here before: such a value follows the settings, and goes when they
-    no longer name it, unless somebody changed it since.
+    *ours* has digests of what was set here before: such a value follows the settings, and goes when they no longer name
+    it, unless somebody changed it since. *former* has what others had set there; it comes back then.
     """
     merged: dict[str, Any] = json.loads(json.dumps(content))
     ledger: dict[str, str] = {}
+    replaced: Leaves = {}
+    kept = former or {}
     for path, mark in ours.items():
         if path not in hard and path not in soft and digest(get(merged, path)) == mark:
-            _drop(merged, path)
+            if path in kept:
+                _put(merged, path, kept[path])
+            else:
+                _drop(merged, path)
     for path, value in soft.items():
         current = get(merged, path)
         if current is None or digest(current) == ours.get(path):
             _put(merged, path, value)
             ledger[path] = digest(value)
     for path, value in hard.items():
+        current = get(merged, path)
         # What somebody else had set alike stays theirs.
-        if get(merged, path) != value or path in ours:
+        if current != value or path in ours:
             ledger[path] = digest(value)
+            if digest(current) != ours.get(path):
+                if current is not None:
+                    replaced[path] = current
+            elif path in kept:
+                replaced[path] = kept[path]
         _put(merged, path, value)
-    return merged, ledger
+    return merged, ledger, replaced
 
 
 def consequence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -256,6 +271,8 @@ class Ledger:
     """Digests of what was set here, by path."""
     installed_here: bool = False
     """Whether Docker was not on the host before."""
+    former: Mapping[str, Any] = field(default_factory=dict)
+    """What others had set before, by path, for when ours goes; in the clear, so the file is root's alone."""
 
 
 def parse_ledger(text: str | None) -> Ledger:
@@ -267,12 +284,18 @@ def parse_ledger(text: str | None) -> Ledger:
     if not isinstance(content, dict) or not isinstance(content.get("set"), dict):
         return Ledger()
     ours = {str(path): str(mark) for path, mark in content["set"].items()}
-    return Ledger(ours, content.get("installed") is True)
+    former = content.get("former")
+    return Ledger(ours, content.get("installed") is True, former if isinstance(former, dict) else {})
 
 
 def render_ledger(ledger: Ledger) -> str:
     """The ledger's text."""
-    return json.dumps({"installed": ledger.installed_here, "set": dict(sorted(ledger.ours.items()))}, indent=1) + "\n"
+    content = {
+        "former": dict(sorted(ledger.former.items())),
+        "installed": ledger.installed_here,
+        "set": dict(sorted(ledger.ours.items())),
+    }
+    return json.dumps(content, indent=1) + "\n"
 
 
 def paths(changes: Iterable[str]) -> str:

@@ -78,6 +78,21 @@ def registries_conf(settings: Settings) -> str:
     return _HEADER + "\n" + "\n".join(parts)
 
 
+def check_proxies(settings: Settings) -> None:
+    """Raises ToolkitError where a proxy's address has a user or a password in it.
+
+    The Podman of every user reads each file of containers.conf.d, and fails at one that it may not read; so there is no
+    place for a secret.
+    """
+    if settings.secret:
+        raise ToolkitError(
+            "Cannot give Podman a proxy with user and password in its address: its settings in"
+            f" /{CONTAINERS} are read by every user of the host; set container_engine_proxy to a proxy without a"
+            " password, such as a forwarding proxy on the host that logs in to yours, or take Docker, whose settings"
+            " only root reads. Nothing was changed."
+        )
+
+
 def check_mirrors(mirrors: tuple[str, ...]) -> None:
     """Raises ToolkitError where a mirror is not an address that both engines take."""
     for mirror in mirrors:

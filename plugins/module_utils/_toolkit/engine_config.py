@@ -89,12 +89,14 @@ class EngineConfig:
     def podman(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
         """Write the drop-ins. Podman has no daemon: nothing that runs is touched."""
         dropins.check_mirrors(settings.mirrors)
+        dropins.check_proxies(settings)
         texts = {
             dropins.CONTAINERS: dropins.containers_conf(settings, version),
             dropins.REGISTRIES: dropins.registries_conf(settings),
         }
         outcome = Outcome()
         before = {name: self._files.read(self._root / name) or "" for name in texts}
+        modes = {name: self._mode(self._root / name, settings) for name in texts}
         for name, text in texts.items():
             if before[name] != text:
                 outcome.note(f"/{name}", before[name], text)
@@ -102,12 +104,12 @@ class EngineConfig:
             return outcome
         with explaining("write Podman's settings"):
             for name, text in texts.items():
-                self._replace(name, text, 0o600 if settings.secret and name == dropins.CONTAINERS else 0o644)
+                self._replace(name, text, 0o644)
         done = self._run(["podman", "info", "--format", "{{.Host.OCIRuntime.Name}}"])
         if done.returncode != 0:
             with explaining("put Podman's settings back"):
                 for name, text in before.items():
-                    self._replace(name, text, 0o600 if "@" in text else 0o644)
+                    self._replace(name, text, modes[name])
             reason = without_password(" ".join(done.stderr.split()))
             raise ToolkitError(
                 f"Podman does not work with the settings of container_engine: {reason.rstrip('.')}; its files are as"
@@ -151,8 +153,8 @@ class EngineConfig:
         hard, soft = daemon_json.wanted(
             settings, content, ledger.ours, version, flags=service.flags, installed_here=installed_here
         )
-        merged, ours = daemon_json.merge(content, hard, soft, ledger.ours)
-        ledger_after = Ledger(ours, installed_here)
+        merged, ours, former = daemon_json.merge(content, hard, soft, ledger.ours, ledger.former)
+        ledger_after = Ledger(ours, installed_here, former)
         outcome = Outcome()
         if content.get("default-runtime") == "nvidia":
             outcome.warnings.append(

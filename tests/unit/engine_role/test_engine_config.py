@@ -282,6 +282,32 @@ def test_what_is_taken_out_of_the_settings_goes_out_of_the_file(docker: Docker) 
     assert docker.content == {**OWN, "features": {"containerd-snapshotter": True, "cdi": True}}
 
 
+MIRROR = Settings(mirrors=("https://m.example.org",))
+OTHER_MIRROR = Settings(mirrors=("https://n.example.org",))
+
+
+def test_a_value_that_was_there_before_comes_back_when_ours_goes(docker: Docker) -> None:
+    own = {**OWN, "registry-mirrors": ["https://own.example.org"], "proxies": {"http-proxy": SECRET}}
+    docker.has(own)
+    docker.bring(Settings(**{**MIRROR.__dict__, "http_proxy": "http://p.example.org:3128"}))
+    assert not docker.bring(Settings(**{**MIRROR.__dict__, "http_proxy": "http://p.example.org:3128"})).changed
+    docker.bring(OTHER_MIRROR)
+    assert docker.content["registry-mirrors"] == ["https://n.example.org"]
+    outcome = docker.bring(Settings())
+    assert docker.content == own and outcome.action == "reload" and "hunter2" not in repr(outcome)
+    assert (docker.root / "var/lib/socle/container_engine/daemon-json.json").stat().st_mode & 0o777 == 0o600
+    assert not docker.bring(Settings()).changed
+
+
+def test_the_latest_value_of_somebody_else_is_the_one_that_comes_back(docker: Docker) -> None:
+    docker.has({"registry-mirrors": ["https://own.example.org"]})
+    docker.bring(MIRROR)
+    docker.has({"registry-mirrors": ["https://newer.example.org"]})
+    docker.bring(MIRROR)
+    docker.bring(Settings())
+    assert docker.content == {"registry-mirrors": ["https://newer.example.org"]}
+
+
 def test_what_somebody_changed_since_stays(docker: Docker) -> None:
     docker.bring()
     docker.has({**docker.content, "log-opts": {"max-size": "5m", "max-file": "3"}})
@@ -426,14 +452,30 @@ def test_podmans_mirrors_come_and_go(commands: Commands, tmp_path: Path) -> None
     assert not (tmp_path / dropins.REGISTRIES).exists() and not (tmp_path / dropins.CONTAINERS).exists()
 
 
-def test_podmans_proxies_are_secret_and_keep_the_users_variables(commands: Commands, tmp_path: Path) -> None:
+PROXY = "http://proxy.example.org:3128"
+
+
+def test_podmans_proxies_are_for_every_user_and_keep_the_users_variables(commands: Commands, tmp_path: Path) -> None:
     config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
-    outcome = config.podman(Settings(https_proxy=SECRET), "5.4.2")
+    config.podman(Settings(https_proxy=PROXY), "5.4.2")
     path = tmp_path / dropins.CONTAINERS
-    assert f'env = ["https_proxy={SECRET}", "HTTPS_PROXY={SECRET}", {{append=true}}]' in path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o600 and "hunter2" not in repr(outcome)
+    assert f'env = ["https_proxy={PROXY}", "HTTPS_PROXY={PROXY}", {{append=true}}]' in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o644
     assert "[containers]\nhttp_proxy = false\n" in path.read_text()
-    assert "append" not in dropins.containers_conf(Settings(https_proxy=SECRET), "4.6.2")
+    assert "append" not in dropins.containers_conf(Settings(https_proxy=PROXY), "4.6.2")
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_proxys_password_never_reaches_what_every_user_of_podman_reads(
+    commands: Commands, tmp_path: Path, check: bool
+) -> None:
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    config.podman(FULL, "5.4.2")
+    with pytest.raises(SocleError, match=r"proxy with user and password.*without a password.*Nothing was") as caught:
+        config.podman(Settings(https_proxy=SECRET), "5.4.2", check=check)
+    assert "hunter2" not in str(caught.value)
+    path = tmp_path / dropins.CONTAINERS
+    assert path.read_text() == CONTAINERS_542 and path.stat().st_mode & 0o777 == 0o644
 
 
 def test_settings_that_podman_cannot_read_are_taken_back(commands: Commands, tmp_path: Path) -> None:
