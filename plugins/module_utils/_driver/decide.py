@@ -453,9 +453,10 @@ def choose_version(settings: Settings, installed: Installed, available: Sequence
         return settings.version
     mine = [version for version in available if branch_of(version) == settings.branch]
     if not mine:
+        branches = _some([branch_of(version) for version in available])
         raise DriverError(
-            f"No driver of branch {settings.branch} is in {where}; it has {_some(available)}; set gpu_driver_branch to"
-            " one of these. Nothing was changed."
+            f"No driver of branch {settings.branch} is in {where}; it has {branches}; set gpu_driver_branch to one of"
+            " these. Nothing was changed."
         )
     return max(mine, key=version_key)
 

@@ -160,8 +160,8 @@ def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
     for gpu in gpus:
         if gpu.get("virtualization") == "vgpu":
             raise DriverError(
-                f"GPU {gpu['pci_bus_id']} is a share of a GPU (vGPU), whose driver comes from the hypervisor's vendor;"
-                " install that one, and set gpu_driver_state: unmanaged for the host."
+                f"GPU {gpu['pci_bus_id']} is a share of a GPU (vGPU), and only whole GPUs are supported, on metal or"
+                " passed through; have the whole GPU passed through to this machine, or use another host."
             )
     if all(gpu.get("bound_driver") == "vfio-pci" for gpu in gpus):
         raise DriverError(
@@ -249,8 +249,20 @@ class Planner:
                 if self.fresh:
                     raise
                 self._outlook()
-                result.reasons.append(f"by the package index as it is now: {error.message}")
+                self._refused(error)
         return result
+
+    def _refused(self, error: DriverError) -> None:
+        """What an index speaks against that a run reads anew first: nothing is promised of what would come after."""
+        result = self.result
+        # What would be installed was said last.
+        del result.reasons[-1:]
+        why = error.message.removesuffix(" Nothing was changed.").rstrip(".")
+        result.reasons.append(
+            f"by the package index as it is now, which a run reads anew first, the run would be refused: {why}"
+        )
+        result.services = []
+        result.reboot = vars_of(reboot.Activation("none", ""))
 
     def _wanted(self, flavour: str) -> Wanted:
         return Wanted(
@@ -550,7 +562,7 @@ class Planner:
                 "install": f"driver {target} would be installed",
                 "upgrade": f"driver {installed.version} would become {target}",
                 "switch": f"the {installed.flavour} modules would become {result.flavour} ones",
-                "complete": f"parts of driver {installed.version} are missing",
+                "complete": self._pin_alone() or f"parts of driver {installed.version} are missing",
             }[result.action]
         )
         why = result.reasons[-1]
@@ -561,6 +573,20 @@ class Planner:
         else:
             result.reboot = vars_of(reboot.prediction(state, target, self._foreign_users(why)))
         self._check_reload(why)
+
+    def _pin_alone(self) -> str:
+        """What is said where nothing but the pinning package changes, else ""."""
+        pin, whole = self.result.pin, not self.installed.broken
+        if not pin or not whole or any(self._differs(argument) for argument in self.result.install):
+            return ""
+        former = [
+            name
+            for name in self.packages
+            if name.startswith("nvidia-driver-pinning-") and name != pin and is_installed(self.packages, name)
+        ]
+        how = f"{pin} would replace {', '.join(sorted(former))}" if former else f"{pin} would be added"
+        stays = ", and nothing is reloaded" if self._runs(facts_state(self.facts)) else ""
+        return f"only the pin of driver {self.installed.version} would change: {how}{stays}"
 
     def _runs(self, state: reboot.State) -> bool:
         """Whether the wanted driver is the loaded one, and stays it."""

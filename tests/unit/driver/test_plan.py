@@ -253,7 +253,7 @@ def test_secure_boot(fake: FakeHost) -> None:
 def test_gpus_that_no_driver_here_can_use(fake: FakeHost) -> None:
     with pytest.raises(DriverError, match=r"vfio-pci"):
         planned(fake, facts(gpu={"bound_driver": "vfio-pci"}))
-    with pytest.raises(DriverError, match=r"vGPU"):
+    with pytest.raises(DriverError, match=r"vGPU.*; have the whole GPU passed through to this machine, or use another"):
         planned(fake, facts(gpu={"virtualization": "vgpu"}))
     assert "no NVIDIA GPU" in summary(planned(fake, facts(gpus=[])))
 
@@ -293,9 +293,55 @@ def test_an_old_index_is_no_error_before_it_was_read_again(fake: FakeHost) -> No
     wanted = Settings(repository_url=BASE, architecture="ampere", version="580.199.01")
     found = plan_as_is(fake.host(), wanted, facts())
     assert not found.final and found.refresh and "nvidia-driver-cuda=580.199.01*" in found.install
-    assert "by the package index as it is now: Driver 580.199.01 is not in" in summary(found)
     with pytest.raises(DriverError):
         plan(fake.host(), wanted, facts())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "way"),
+    [
+        (
+            {"version": "580.199.01"},
+            "Driver 580.199.01 is not in https://mirror.example.org/",
+            "it has 595.91.07, 580.178.04, 580.126.09, 570.211.01; set gpu_driver_version to one of these",
+        ),
+        (
+            {"branch": "999"},
+            "No driver of branch 999 is in https://mirror.example.org/",
+            "it has 595, 580, 570; set gpu_driver_branch to one of these",
+        ),
+    ],
+)
+def test_what_an_index_speaks_against_is_told_without_promises(
+    fake: FakeHost, settings: dict[str, str], words: str, way: str
+) -> None:
+    fake.add_source()
+    fake.active = {"vllm-chat.service"}
+    wanted = Settings(**{"repository_url": BASE, "architecture": "ampere", **settings})
+    told = summary(plan_as_is(fake.host(), wanted, facts()))
+    assert f"by the package index as it is now, which a run reads anew first, the run would be refused: {words}" in told
+    assert told.endswith(way)
+    for promise in ("Nothing was changed", "would be loaded", "would be installed", "would be stopped"):
+        assert promise not in told
+
+
+def test_a_pin_that_changes_alone_is_told_as_such(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True)
+    own(fake, *fake.held())
+    told = summary(planned(fake, loaded("580.126.09"), version="580.126.09"))
+    assert (
+        "only the pin of driver 580.126.09 would change: nvidia-driver-pinning-580.126.09 would replace"
+        " nvidia-driver-pinning-580, and nothing is reloaded"
+    ) in told
+    assert "missing" not in told
+    del fake.packages["linux-headers-cloud-amd64"]
+    assert "parts of driver 580.126.09 are missing" in summary(
+        planned(fake, loaded("580.126.09"), version="580.126.09")
+    )
+    fake.install("580.126.09", held=True, pin=None)
+    del fake.packages["nvidia-driver-pinning-580"]
+    assert "nvidia-driver-pinning-580 would be added" in summary(planned(fake, loaded("580.126.09")))
 
 
 def test_a_kernel_that_somebody_holds_is_left_alone(fake: FakeHost) -> None:
