@@ -299,7 +299,23 @@ def not_as_intended(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     for found in (loaded, disk):
         if found and (found == version if version else not branch or branch_of(found) == branch):
             return None
-    return {"loaded": loaded, "wanted": wanted}
+    way = "Run playbook provision.yml, or correct gpu_driver_version and gpu_driver_branch."
+    if intent.get("driver_state") == "unmanaged":
+        way = (
+            f"Install {wanted} by the means that the driver came with, or correct gpu_driver_version and"
+            " gpu_driver_branch."
+        )
+    elif _is_older(wanted, str(disk or loaded)):
+        way = (
+            f"A downgrade in place is refused: set gpu_driver_version to {disk or loaded} and leave gpu_driver_branch"
+            " empty to keep it, or remove the driver first with gpu_driver_state: absent."
+        )
+    return {"loaded": loaded, "wanted": wanted, "way": way}
+
+
+def _is_older(wanted: str, there: str) -> bool:
+    """Whether a version or branch is older than the version that is there."""
+    return version_key(wanted) < version_key(there if "." in wanted else branch_of(there))
 
 
 def next_kernel_without(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -611,7 +627,7 @@ CHECKS = (
         (AFTER,),
         "Loaded and installed version against gpu_driver_version or gpu_driver_branch.",
         "Driver {loaded} is loaded, expected {wanted}.",
-        "Run playbook provision.yml, or correct gpu_driver_version and gpu_driver_branch.",
+        "{way}",
         not_as_intended,
     ),
     Check(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import (
     AFTER,
@@ -52,24 +53,45 @@ SMALL_BAR1_MIB = 1024
 SMALL_SHM_MIB = 1024
 
 
+CONTRADICTION = re.compile(r"\bis of class \S+ \(.*\), which .*, but its hardware\b")
+"""How gpu_facts says (class_problem) that the class which the inventory names is not that of the hardware."""
+
+
+def _told(problem: str) -> dict[str, Any]:
+    """A sentence of gpu_facts as what was found, without its end, and the way out."""
+    found, semicolon, rest = problem.rpartition("; ")
+    found, rest = (found, rest.rstrip(".")) if semicolon else (problem, "correct host_class")
+    return {"found": found.rstrip("."), "way": f"{rest[:1].upper()}{rest[1:]}{'' if rest.endswith('?') else '.'}"}
+
+
 def no_class(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    problem = str(intent.get("class_problem") or "").rstrip(".")
+    problem = str(intent.get("class_problem") or "")
     if problem:
-        found, _semicolon, way = problem.rpartition("; ")
-        way = way if found else "correct host_class"
-        return {"found": found or problem, "way": f"{way[:1].upper()}{way[1:]}"}
+        return None if CONTRADICTION.search(problem) else _told(problem)
     if intent.get("class") or facts.get("host_class") or not gpus(facts):
         return None
     first = gpus(facts)[0].get("pci_device_id")
     same = [gpu for gpu in gpus(facts) if gpu.get("pci_device_id") == first]
     way = (
         f'Set host_class, or add a class in profiles/host_classes/NAME.yml of your data with pci_ids: ["{first}"],'
-        " after the pattern of one of the same family"
+        " after the pattern of one of the same family."
     )
     return {"found": f"No host class has the PCI id {first}, which is that of {name_gpus(same)}", "way": way}
 
 
+def _contrary(host_class: Any, gpu: Tree, found: str, expected: str) -> Evidence:
+    return those(
+        [gpu],
+        host_class=host_class,
+        found=f"The host class is {host_class}, but {name_gpus([gpu])} has {found}, expected {expected}",
+        way="Correct host_class (or the host's group), or remove it: the class is then read from the hardware.",
+    )
+
+
 def class_contradiction(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    problem = str(intent.get("class_problem") or "")
+    if CONTRADICTION.search(problem):
+        return _told(problem)
     wanted = tree(intent, "class")
     if wanted.get("kind") != "gpu":
         return None
@@ -78,11 +100,9 @@ def class_contradiction(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
         for key, words in (("compute_capability", "compute capability"), ("architecture", "architecture")):
             found = gpu.get(key)
             if found and wanted.get(key) and str(found).split()[0] != str(wanted[key]).split()[0]:
-                return those([gpu], host_class=wanted.get("name"), found=f"{words} {found}", expected=wanted[key])
+                return _contrary(wanted.get("name"), gpu, f"{words} {found}", wanted[key])
         if ids and gpu.get("architecture") is None and gpu.get("pci_device_id") not in ids:
-            return those(
-                [gpu], host_class=wanted.get("name"), found=f"PCI id {gpu['pci_device_id']}", expected=", ".join(ids)
-            )
+            return _contrary(wanted.get("name"), gpu, f"PCI id {gpu['pci_device_id']}", ", ".join(ids))
     return None
 
 
@@ -335,7 +355,7 @@ CHECKS = (
         BOTH,
         "No host class has the PCI id and none is set, or the class could not be told (class_problem of gpu_facts).",
         "{found}.",
-        "{way}.",
+        "{way}",
         no_class,
         needs_gpu=False,
     ),
@@ -344,10 +364,11 @@ CHECKS = (
         "The hardware contradicts the host class",
         ERROR,
         BOTH,
-        "PCI id, compute capability or architecture differs from the class's.",
-        "The host class is {host_class}, but {gpus} has {found}, expected {expected}.",
-        "Correct host_class (or the host's group), or remove it: the class is then read from the hardware.",
+        "PCI id, compute capability or architecture differs from the class's, or gpu_facts says so (class_problem).",
+        "{found}.",
+        "{way}",
         class_contradiction,
+        needs_gpu=False,
     ),
     Check(
         "SOC-H43",

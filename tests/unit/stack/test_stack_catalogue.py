@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import Override, resolve_class
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue import (
     CHECKS,
     PREVENTED,
@@ -20,6 +23,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue i
     host_findings_lines,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.checks_hardware import XIDS
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
 from .support import DRIVER, FABRIC_MANAGER, KERNEL, Host, cpu_host, gpu, no_unit, package, spec, unit
 
@@ -744,6 +748,46 @@ def test_what_the_class_could_not_be_told_for_is_said_in_its_own_words() -> None
     assert [(one["message"], one["remedy"]) for one in findings(host, "SOC-H41")] == [
         ("h1 has GPUs of several kinds (vGPU; x), but a host has one class.", "Set host_class.")
     ]
+
+
+def test_a_name_that_is_nearly_right_ends_with_one_mark() -> None:
+    host = Host()
+    host.intent["class_problem"] = (
+        "host_class of h1 is 'rtx_pro_600', which is no known host class (known: cpu, rtx_pro_6000); did you mean"
+        " 'rtx_pro_6000'?"
+    )
+    assert findings(host, "SOC-H41")[0]["remedy"] == "Did you mean 'rtx_pro_6000'?"
+
+
+@pytest.mark.parametrize("gpus", [[], [gpu(0, pci_device_id="10de:2335", product="NVIDIA H200")]])
+def test_a_class_of_the_inventory_that_the_hardware_is_not_of_is_a_contradiction(gpus: list[dict[str, Any]]) -> None:
+    classes = Catalogue(DataPath([])).host_classes()
+    host = Host()
+    host.facts.update(gpus=gpus, host_class=None)
+    with pytest.raises(PlanError) as told:
+        resolve_class(host.facts, classes, Override("a100_sxm4_80g", "group a100_sxm4_80g"), "h1")
+    del host.intent["class"]
+    host.intent["class_problem"] = str(told.value)
+    found = find(due_checks(bool(gpus), "before"), host.facts, host.stack, host.intent)
+    assert [(one["id"], one["title"]) for one in found] == [("SOC-H42", "The hardware contradicts the host class")]
+    assert "h1 is of class a100_sxm4_80g" in found[0]["message"]
+    assert found[0]["remedy"].startswith("Correct its group or host_class")
+
+
+@pytest.mark.parametrize(
+    ("intent", "remedy"),
+    [
+        ({"driver_version": "580.95.05"}, f"refused: set gpu_driver_version to {DRIVER} and leave"),
+        ({"driver_branch": "570"}, f"refused: set gpu_driver_version to {DRIVER} and leave"),
+        ({"driver_version": "580.178.04"}, "Run playbook provision.yml, or"),
+        ({"driver_branch": "595"}, "Run playbook provision.yml, or"),
+        ({"driver_branch": "595", "driver_state": "unmanaged"}, "Install 595 by the means that the driver came with"),
+    ],
+)
+def test_a_driver_that_is_newer_than_asked_for_needs_another_way(intent: dict[str, str], remedy: str) -> None:
+    host = Host()
+    host.intent.update(intent)
+    assert remedy in findings(host, "SOC-H60")[0]["remedy"]
 
 
 def test_mixed_sources_are_known_in_all_their_forms() -> None:
