@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.packages im
     read_packages,
     read_sources,
 )
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import obstacle, read_regular
 
 SCHEMA = "socle.host_stack/1"
 
@@ -62,13 +63,6 @@ SIGNING_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
 """Where DKMS of Ubuntu and of Debian keeps the key that it signs modules with."""
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _output(run: Run, *argv: str) -> str:
     """Both streams of a command; "" where it is missing."""
     answer = run(list(argv))
@@ -82,7 +76,7 @@ def _dkms(run: Run, root: Path) -> list[dict[str, Any]]:
         module["error"] = None
         if module["state"] != "installed":
             log = root / "var/lib/dkms" / module["module"] / module["version"] / "build/make.log"
-            module["error"] = parse.first_error(_read(log).splitlines())
+            module["error"] = parse.first_error(read_regular(log).splitlines())
     return modules
 
 
@@ -105,19 +99,28 @@ def _units(run: Run) -> dict[str, dict[str, Any]]:
     return units
 
 
+def _mode(path: Path) -> str:
+    """The permission bits as four octal digits; those of a link itself where it leads nowhere."""
+    try:
+        status = path.stat()
+    except OSError:
+        status = path.lstat()
+    return f"{stat.S_IMODE(status.st_mode):04o}"
+
+
 def _cdi_specs(root: Path) -> list[dict[str, Any]]:
     specs = []
     for folder in CDI_FOLDERS:
         for path in sorted((root / folder).glob("*")):
             if path.suffix not in (".yaml", ".yml", ".json"):
                 continue
-            spec = parse.parse_cdi_spec(_read(path))
+            spec = parse.parse_cdi_spec(read_regular(path))
+            spec["error"] = obstacle(path) or spec["error"]
             if spec["kind"] and not spec["kind"].startswith("nvidia.com/"):
                 continue
             if not spec["kind"] and "nvidia" not in path.name:
                 continue
-            mode = f"{stat.S_IMODE(path.stat().st_mode):04o}"
-            specs.append({"path": f"/{folder}/{path.name}", "mode": mode, **spec})
+            specs.append({"path": f"/{folder}/{path.name}", "mode": _mode(path), **spec})
     return specs
 
 
@@ -133,9 +136,9 @@ def _shown(daemon: Mapping[str, Any]) -> dict[str, Any]:
 
 def _docker(root: Path, proc_root: Path, units: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     path = root / "etc/docker/daemon.json"
-    daemon, complaint = parse.parse_json_object(_read(path))
+    daemon, complaint = parse.parse_json_object(read_regular(path))
     started = units.get("docker.service", {}).get("active_since_us")
-    boot = [line.split()[1] for line in _read(proc_root / "stat").splitlines() if line.startswith("btime ")]
+    boot = [line.split()[1] for line in read_regular(proc_root / "stat").splitlines() if line.startswith("btime ")]
     changed_since_start = False
     if path.is_file() and started and boot:
         # A second of margin: the kernel gives its time of boot in whole seconds.
@@ -146,14 +149,14 @@ def _docker(root: Path, proc_root: Path, units: Mapping[str, Mapping[str, Any]])
 def _cdi_dirs(root: Path) -> list[str] | None:
     paths = [root / "usr/share/containers/containers.conf", root / "etc/containers/containers.conf"]
     paths += sorted((root / "etc/containers/containers.conf.d").glob("*.conf"))
-    return parse.parse_cdi_dirs(_read(path) for path in paths)
+    return parse.parse_cdi_dirs(read_regular(path) for path in paths)
 
 
 def _device_nodes(root: Path) -> list[dict[str, str]]:
     nodes = []
     for path in sorted((root / "dev").glob("nvidia*")):
         if not path.is_dir():
-            nodes.append({"path": f"/dev/{path.name}", "mode": f"{stat.S_IMODE(path.stat().st_mode):04o}"})
+            nodes.append({"path": f"/dev/{path.name}", "mode": _mode(path)})
     return nodes
 
 
@@ -161,7 +164,7 @@ def _modules_load(root: Path) -> list[str]:
     paths = [root / "etc/modules"]
     for folder in ("etc", "usr/lib", "run"):
         paths += sorted((root / folder / "modules-load.d").glob("*.conf"))
-    lines = (line.strip() for path in paths for line in _read(path).splitlines())
+    lines = (line.strip() for path in paths for line in read_regular(path).splitlines())
     return sorted({line.replace("-", "_") for line in lines if line and line[0] not in "#;"})
 
 
@@ -177,12 +180,12 @@ def _signing_key(run: Run, root: Path, secure_boot: bool | None) -> dict[str, An
 
 
 def _unattended(root: Path) -> dict[str, Any]:
-    return parse.parse_unattended(_read(path) for path in sorted((root / "etc/apt/apt.conf.d").glob("*")))
+    return parse.parse_unattended(read_regular(path) for path in sorted((root / "etc/apt/apt.conf.d").glob("*")))
 
 
 def _selinux(sys_root: Path) -> dict[str, Any]:
-    enforce = _read(sys_root / "fs/selinux/enforce").strip()
-    boolean = _read(sys_root / "fs/selinux/booleans/container_use_devices").split()
+    enforce = read_regular(sys_root / "fs/selinux/enforce").strip()
+    boolean = read_regular(sys_root / "fs/selinux/booleans/container_use_devices").split()
     return {
         "mode": {"1": "enforcing", "0": "permissive"}.get(enforce),
         "container_use_devices": boolean[0] == "1" if boolean else None,
@@ -192,7 +195,7 @@ def _selinux(sys_root: Path) -> dict[str, Any]:
 def _reboot(root: Path) -> dict[str, Any]:
     for folder in ("run", "var/run"):
         if (root / folder / "reboot-required").exists():
-            return {"required": True, "packages": _read(root / folder / "reboot-required.pkgs").split()}
+            return {"required": True, "packages": read_regular(root / folder / "reboot-required.pkgs").split()}
     return {"required": False, "packages": []}
 
 
@@ -201,7 +204,7 @@ def _gpu_processes(run: Run, proc_root: Path, facts: Mapping[str, Any]) -> list[
     found = []
     for gpu in facts.get("gpus") or []:
         for process in gpu.get("processes") or []:
-            owner = parse.cgroup_owner(_read(proc_root / str(process["pid"]) / "cgroup"))
+            owner = parse.cgroup_owner(read_regular(proc_root / str(process["pid"]) / "cgroup"))
             found.append({**process, "gpu": gpu.get("pci_bus_id"), "owner": owner})
     docker = {str(process["owner"]) for process in found if str(process["owner"]).startswith("docker-")}
     if docker:
@@ -240,12 +243,12 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "units": units,
         "cdi": {
             "specs": _cdi_specs(root) if with_gpu else [],
-            "environment": parse.parse_environment(_read(root / CDI_REFRESH_ENVIRONMENT)),
+            "environment": parse.parse_environment(read_regular(root / CDI_REFRESH_ENVIRONMENT)),
             "spec_dirs": _cdi_dirs(root),
         },
         "oci_hooks": [f"/{name}" for name in OCI_HOOKS if (root / name).exists()],
         "docker": _docker(root, proc_root, units),
-        "nvidia_runtime": parse.parse_runtime_config(_read(root / "etc/nvidia-container-runtime/config.toml")),
+        "nvidia_runtime": parse.parse_runtime_config(read_regular(root / "etc/nvidia-container-runtime/config.toml")),
         "device_nodes": _device_nodes(root),
         "modules": [name for name in MODULES if (sys_root / "module" / name).is_dir()],
         "modules_load": _modules_load(root) if with_gpu else [],
@@ -253,8 +256,8 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "unattended": _unattended(root) if with_gpu else {"enabled": False, "blacklist": []},
         "selinux": _selinux(sys_root),
         "reboot": _reboot(root),
-        "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), _read(proc_root / "version"))),
-        "shm_mib": parse.parse_shm_mib(_read(proc_root / "mounts"), facts.get("memory_mib")),
+        "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), read_regular(proc_root / "version"))),
+        "shm_mib": parse.parse_shm_mib(read_regular(proc_root / "mounts"), facts.get("memory_mib")),
         "reload_victims": _reload_victims(run, root, units, facts),
         "gpu_processes": _gpu_processes(run, proc_root, facts),
     }

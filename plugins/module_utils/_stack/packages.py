@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._packages import dpkg, sources_list
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 
 NAMES = (
     "*nvidia*",
@@ -76,26 +77,19 @@ def is_installed(packages: Mapping[str, Mapping[str, Any]], name: str) -> bool:
     return name in packages and packages[name]["status"] == "installed"
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def uses_dpkg(root: Path) -> bool | None:
     """Whether dpkg's database is the system's own; None when nothing tells.
 
     Either family has the other's tools in its archive, and building a foreign package fills a database of them.
     """
-    release = _read(root / "etc/os-release") or _read(root / "usr/lib/os-release")
+    release = read_regular(root / "etc/os-release") or read_regular(root / "usr/lib/os-release")
     lines = (line.partition("=") for line in release.splitlines())
     words = {word for key, _equals, value in lines if key in ("ID", "ID_LIKE") for word in value.strip("\"'").split()}
     if words & set(DPKG_SYSTEMS):
         return True
     if words & set(RPM_SYSTEMS):
         return False
-    return True if _read(root / DPKG_DATABASE).strip() else None
+    return True if read_regular(root / DPKG_DATABASE).strip() else None
 
 
 def _read_dpkg(run: Run) -> dict[str, dict[str, Any]]:
@@ -116,7 +110,7 @@ def read_version_locks(root: Path) -> list[str]:
     """Patterns of dnf's version locks; lines that only exclude ("!...") are no locks."""
     patterns = []
     for name in VERSIONLOCKS:
-        text = _read(root / name)
+        text = read_regular(root / name)
         if name.endswith(".toml"):
             patterns += re.findall(r"^\s*name\s*=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE)
             continue
@@ -226,7 +220,7 @@ def read_sources(root: Path) -> list[dict[str, str]]:
     for folder, pattern, parse in forms:
         for path in sorted((root / folder).glob(pattern)):
             file = f"/{path.relative_to(root)}"
-            for uri in dict.fromkeys(parse(path.name, _read(path))):
+            for uri in dict.fromkeys(parse(path.name, read_regular(path))):
                 sources.append({"file": file, "uri": uri, "kind": source_kind(file, uri)})
     return sources
 

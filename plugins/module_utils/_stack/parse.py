@@ -70,9 +70,10 @@ def parse_cdi_spec(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         try:
             data = json.loads(text)
-            spec["version"], spec["kind"] = data.get("cdiVersion"), data.get("kind")
+            for key, name in (("version", "cdiVersion"), ("kind", "kind")):
+                spec[key] = data[name] if isinstance(data.get(name), str) else None
             spec["devices"] = [str(device.get("name")) for device in data.get("devices") or []]
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             spec["error"] = f"it is no valid JSON ({error})"
     else:
         for key, name in (("version", "cdiVersion"), ("kind", "kind")):
@@ -102,7 +103,7 @@ def parse_json_object(text: str) -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, str(error)
     if not isinstance(data, dict):
         return {}, f"the top is a {type(data).__name__}, not an object"

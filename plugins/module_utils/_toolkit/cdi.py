@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._stack.parse import GPU_KIND, parse_cdi_spec
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import LABELS, cdi_limit
 
 FOLDERS = ("etc/cdi", "var/run/cdi")
@@ -106,7 +107,7 @@ def read_specs(root: Path) -> list[Spec]:
     for folder in FOLDERS:
         for path in sorted((root / folder).glob("*")):
             if path.suffix in (".yaml", ".json") and path.is_file():
-                spec = parse(f"/{folder}/{path.name}", path.read_text(encoding="utf-8", errors="replace"))
+                spec = parse(f"/{folder}/{path.name}", read_regular(path))
                 if spec is not None:
                     specs.append(spec)
     return specs

@@ -24,6 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.parse impor
     parse_unattended,
     parse_units,
 )
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import LIMIT, read_regular
 
 KERNEL = "6.12.118+deb13-cloud-amd64"
 FACTS: dict[str, Any] = {"gpus": [{"pci_bus_id": "0000:01:00.0", "processes": []}], "kernel": KERNEL}
@@ -202,6 +203,48 @@ def test_specs_of_both_folders_are_read_with_mode_and_versions(host: Host) -> No
 def test_a_spec_may_be_indented_in_other_ways_or_be_json(text: str) -> None:
     spec = parse_cdi_spec(text)
     assert (spec["version"], spec["devices"], spec["error"]) == ("0.6.0", ["0", "all"], None)
+
+
+def test_a_pipe_among_the_files_keeps_nothing_waiting(host: Host) -> None:
+    host.write("etc/cdi/nvidia.yaml", SPEC)
+    for name in ("etc/cdi/fifo.yaml", "etc/cdi/nvidia-fifo.json", "etc/docker/daemon.json", "etc/modules"):
+        (host.root / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(host.root / name)
+    stack = host.stack()
+    assert [(spec["path"], spec["error"]) for spec in stack["cdi"]["specs"]] == [
+        ("/etc/cdi/nvidia-fifo.json", "it is no regular file"),
+        ("/etc/cdi/nvidia.yaml", None),
+    ]
+    assert stack["docker"]["daemon"] == {}
+
+
+def test_a_spec_that_is_a_link_to_nothing_is_a_broken_spec(host: Host) -> None:
+    (host.root / "etc/cdi").mkdir(parents=True)
+    (host.root / "etc/cdi/nvidia.yaml").symlink_to("/nope")
+    (host.root / "dev").mkdir()
+    (host.root / "dev/nvidia9").symlink_to("/nope")
+    stack = host.stack()
+    assert [spec["error"] for spec in stack["cdi"]["specs"]] == ["it is a link to nothing"]
+    assert [node["path"] for node in stack["device_nodes"]] == ["/dev/nvidia9"]
+
+
+def test_a_file_of_any_size_costs_no_more_than_the_limit(host: Host) -> None:
+    with host.write("etc/cdi/nvidia.yaml", SPEC).open("a") as stream:
+        stream.truncate(LIMIT + 1)
+    assert len(read_regular(host.root / "etc/cdi/nvidia.yaml")) == LIMIT
+    assert [spec["error"] for spec in host.stack()["cdi"]["specs"]] == ["it is larger than 4 MiB"]
+
+
+DEEP = '{"a":' * 200_000
+
+
+def test_json_nested_without_end_is_a_complaint() -> None:
+    assert "recursion" in str(parse_json_object(DEEP)[1])
+    assert "recursion" in parse_cdi_spec(DEEP)["error"]
+
+
+def test_a_spec_whose_kind_is_no_text_has_none() -> None:
+    assert parse_cdi_spec('{"cdiVersion": "0.6.0", "kind": 5}')["kind"] is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "", "\x00\x01"])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -190,6 +191,14 @@ def test_sources_of_all_three_forms_are_read_and_disabled_ones_are_not(host: Hos
 )
 def test_a_source_is_known_by_address_or_file(file: str, uri: str, kind: str) -> None:
     assert source_kind(f"/etc/apt/sources.list.d/{file}", uri) == kind
+
+
+def test_a_pipe_among_the_sources_keeps_nothing_waiting(host: Host) -> None:
+    folder = host.root / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(folder / "a.list")
+    os.mkfifo(folder / "b.sources")
+    assert read_sources(host.root) == []
 
 
 def test_an_uninstaller_without_owner_is_a_runfile_install(host: Host) -> None:
