@@ -36,7 +36,7 @@ options:
       driver_state:
         description: >-
           Whether the driver is to be there; with V(unmanaged) somebody else takes care of it, and nothing is said about
-          where it came from and how it is kept.
+          where it came from and how it is kept; with V(absent) nothing is said about it.
         type: str
         choices: [present, absent, unmanaged]
       driver_branch:
@@ -63,6 +63,10 @@ options:
         description: The container engine that runs the instances.
         type: str
         choices: [auto, podman, docker]
+      toolkit_state:
+        description: Whether the NVIDIA Container Toolkit is to be there; with V(absent) nothing is said about it.
+        type: str
+        choices: [present, absent]
       toolkit_version:
         description: Version of the NVIDIA Container Toolkit.
         type: str
@@ -188,6 +192,7 @@ INTENT = {
     "driver_hold": {"type": "bool"},
     "driver_persistence": {"type": "bool"},
     "engine": {"type": "str", "choices": ["auto", "podman", "docker"]},
+    "toolkit_state": {"type": "str", "choices": ["present", "absent"]},
     "toolkit_version": {"type": "str"},
     "image_cuda": {"type": "str"},
     "env": {"type": "dict"},

@@ -65,22 +65,44 @@ PREVENTED = {
 """id -> (failure, what prevents or names it): known failures that cannot be seen beforehand."""
 
 
+OF_CDI = (
+    *("SOC-H03", "SOC-H04", "SOC-H05", "SOC-H06", "SOC-H07", "SOC-H08"),
+    *("SOC-H71", "SOC-H72", "SOC-H73", "SOC-H76", "SOC-H77"),
+)
+NEEDLESS = {
+    "driver": frozenset(
+        {*(check.id for check in checks_driver.CHECKS), "SOC-H10", "SOC-H27", "SOC-H54", "SOC-H85", *OF_CDI}
+    ),
+    "toolkit": frozenset({"SOC-H02", "SOC-H09", "SOC-H11", "SOC-H66", "SOC-H75", "SOC-H80", *OF_CDI}),
+}
+"""What is asked to be absent -> the checks that have no object then."""
+
+
 def stages_of(stage: str) -> tuple[str, ...]:
     """The stages that an option value stands for."""
     return BOTH if stage == "all" else (stage,)
 
 
-def due_checks(with_gpu: bool, stage: str, ignore: Collection[str] = (), *, upkeep: bool = True) -> list[Check]:
+def due_checks(
+    with_gpu: bool,
+    stage: str,
+    ignore: Collection[str] = (),
+    *,
+    upkeep: bool = True,
+    absent: Collection[str] = (),
+) -> list[Check]:
     """Checks of a stage ("before", "after", "all") that are not ignored; without a GPU only those that need none.
 
-    Without *upkeep* somebody else takes care of the driver, by whatever means.
+    Without *upkeep* somebody else takes care of the driver, by whatever means. *absent* names what is asked not to be
+    there, keys of `NEEDLESS`.
     """
     wanted = set(stages_of(stage))
+    left_out = {*ignore, *(name for key in absent for name in NEEDLESS[key])}
     return [
         check
         for check in CHECKS
         if wanted & set(check.stages)
-        and check.id not in ignore
+        and check.id not in left_out
         and (with_gpu or not check.needs_gpu)
         and (upkeep or not check.of_upkeep)
     ]
@@ -154,7 +176,8 @@ def check_host(
     _check_input(facts, ignore)
     stack = gather_stack(run, root, sys_root, proc_root, facts)
     upkeep = intent.get("driver_state") != "unmanaged"
-    checks = due_checks(bool(facts.get("gpus")), stage, ignore, upkeep=upkeep)
+    absent = [key for key in NEEDLESS if intent.get(f"{key}_state") == "absent"]
+    checks = due_checks(bool(facts.get("gpus")), stage, ignore, upkeep=upkeep, absent=absent)
     return {
         "findings": find(checks, facts, stack, {**intent, "stage": stage}),
         "checked": [check.id for check in checks],

@@ -921,3 +921,18 @@ def test_the_document_names_the_checks_of_the_upkeep_of_the_driver() -> None:
     line = next(line for line in text.splitlines() if "unmanaged" in line)
     left_out = set(due_checks(True, "all")) - set(due_checks(True, "all", upkeep=False))
     assert re.findall(r"SOC-H\d\d", line) == sorted(check.id for check in left_out)
+
+
+@pytest.mark.parametrize(
+    ("key", "variable"), [("driver", "gpu_driver_state"), ("toolkit", "gpu_container_toolkit_state")]
+)
+def test_the_document_names_the_checks_of_what_is_asked_to_be_absent(key: str, variable: str) -> None:
+    text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith(f"- With `{variable}: absent`"))
+    left_out = {check.id for check in due_checks(True, "all")}
+    left_out -= {check.id for check in due_checks(True, "all", absent=[key])}
+    if key == "driver":
+        left_out -= set(
+            re.findall(r"^\| (SOC-H\d\d) \|", text.partition("## Driver")[2].partition("\n## ")[0], re.MULTILINE)
+        )
+    assert re.findall(r"SOC-H\d\d", line) == sorted(left_out)

@@ -112,6 +112,21 @@ def test_a_driver_of_somebody_else_may_come_from_anywhere(
         assert {one["id"] for one in result["findings"]} & {"SOC-H22", "SOC-H65"} == expected
 
 
+def test_what_is_asked_to_be_absent_is_not_missed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    host = Host()
+    host.set_driver(None)
+    host.facts["toolkit"] = {"version": None}
+
+    def found(**intent: str) -> set[str]:
+        result = run(capsys, tmp_path, host.facts, stage="after", intent={"engine": "podman", **intent})
+        return {one["id"] for one in result["findings"]} & {"SOC-H09", "SOC-H93"}
+
+    assert found() == {"SOC-H09", "SOC-H93"}
+    assert found(driver_state="absent") == {"SOC-H09"}
+    assert found(toolkit_state="absent") == {"SOC-H93"}
+    assert found(driver_state="absent", toolkit_state="absent") == set()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
