@@ -141,7 +141,13 @@ FILE_REMEDIES = {
     errno.EACCES: "run as root (become: true), and see who owns it",
     errno.EPERM: "run as root (become: true), and see whether it is immutable",
     errno.EIO: "see the kernel's messages ('dmesg') about that disk",
+    errno.EISDIR: "move that folder away, as a file belongs there",
+    errno.EILSEQ: "correct the file by hand",
 }
+
+
+class NotText(OSError, ValueError):
+    """A file holds no UTF-8 text or is a pipe; both kinds, as those who pass damaged files over expect either."""
 
 
 @contextlib.contextmanager
@@ -157,7 +163,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explaining(attempt: str) -> Iterator[None]:
-    """Turns an OSError into one sentence: "Cannot <attempt>: <reason> (<path>); <remedy>."."""
+    """Turns an OSError, `NotText` too, into one sentence: "Cannot <attempt>: <reason> (<path>); <remedy>."."""
     try:
         yield
     except OSError as error:
@@ -174,14 +180,25 @@ class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
     def read(self, path: Path) -> str | None:
-        """The text, or None where there is no such file."""
+        """The text, or None where there is no such file. Raises OSError, of which `NotText` is one."""
         try:
+            # Opening a pipe waits for a writer, who may never come.
+            if path.is_fifo():
+                raise NotText(errno.EILSEQ, "it is a pipe, not a file", str(path))
             return path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError as error:
+            raise NotText(errno.EILSEQ, f"its byte {error.start} is no UTF-8 text", str(path)) from error
 
-    def write(self, path: Path, text: str, mode: int = 0o644) -> None:
-        """Replace *path* whole; a reader sees the old text or the new one."""
+    def write(self, path: Path, text: str, mode: int = 0o644, *, follow: bool = False) -> None:
+        """Replace *path* whole; a reader sees the old text or the new one.
+
+        *follow* is for a file that its owner may keep elsewhere: where *path* is a link, the file it leads to is
+        replaced. Otherwise the link itself is, so that nobody can turn a write of ours to another file.
+        """
+        if follow:
+            path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.new")
         with contextlib.suppress(FileNotFoundError):

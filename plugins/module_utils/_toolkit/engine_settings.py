@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 from collections.abc import Mapping
 from typing import Any
@@ -39,12 +41,23 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def from_options(params: Mapping[str, Any], needs_cdi: bool) -> Settings:
-    """The settings that a module's options name. Raises ToolkitError for a limit that is no number."""
+    """The settings that a module's options name. Raises ToolkitError for a limit or size that is no number."""
     log, nofile = str(params["log_max_size"]), str(params["nofile"]).strip()
-    if nofile != AUTO and not nofile.isdigit():
+    if nofile != AUTO and not re.fullmatch(r"[0-9]{1,10}", nofile):
         raise ToolkitError(
             f"Cannot use '{nofile}' as a limit of open files: expected a number, or auto; correct"
             " container_engine_nofile. Nothing was changed."
+        )
+    # No '\d', which takes the digits of every script, nor spaces: Docker takes neither.
+    if log not in (AUTO, "") and not re.fullmatch(r"0*[1-9][0-9]{0,15}[bkmgBKMG]?", log):
+        raise ToolkitError(
+            f"Cannot use {json.dumps(log)} as the size of a log: expected a number with k, m or g, such as 50m, or"
+            " auto; correct container_engine_log_max_size. Nothing was changed."
+        )
+    if params["log_max_files"] < 1:
+        raise ToolkitError(
+            f"Cannot keep {params['log_max_files']} files of a container's log: expected 1 or more; correct"
+            " container_engine_log_max_files. Nothing was changed."
         )
     limit = NOFILE if nofile == AUTO else int(nofile)
     return Settings(

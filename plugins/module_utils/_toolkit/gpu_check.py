@@ -144,7 +144,8 @@ class GpuCheck:
     def _last(self) -> Any:
         try:
             return json.loads(self._files.read(self._stamp) or "null")
-        except ValueError:
+        except (OSError, ValueError, RecursionError):
+            # A damaged one proves nothing.
             return None
 
     def _image(self, engine: str) -> tuple[str, bool]:

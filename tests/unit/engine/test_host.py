@@ -16,6 +16,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import parse_journal, parse_show
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
+    NotText,
     accepts_connections,
     explaining,
     run,
@@ -105,6 +106,34 @@ def test_a_link_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     words = r"Cannot try: No such file or directory \(.*/nowhere/\.current\.new\)"
     with pytest.raises(EngineError, match=words), explaining("try"):
         Files().point(tmp_path / "nowhere" / "current", "generations/1")
+
+
+def test_what_is_no_text_is_one_sentence_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    for name, words in (
+        ("latin", r"its byte 7 is no UTF-8 text \(.*/latin\.json\); correct the file by hand"),
+        ("folder", r"Is a directory \(.*/folder\.json\); move that folder away"),
+        ("pipe", r"it is a pipe, not a file \(.*/pipe\.json\)"),
+    ):
+        with pytest.raises(EngineError, match=f"Cannot read settings: {words}"), explaining("read settings"):
+            Files().read(tmp_path / f"{name}.json")
+
+
+def test_what_is_no_text_is_damaged_to_those_who_pass_damaged_files_over() -> None:
+    assert issubclass(NotText, OSError) and issubclass(NotText, ValueError)
+
+
+def test_a_link_is_replaced_unless_its_owner_may_have_made_it(tmp_path: Path) -> None:
+    real, link = tmp_path / "kept" / "real.json", tmp_path / "daemon.json"
+    real.parent.mkdir()
+    real.write_text("old")
+    link.symlink_to("kept/real.json")
+    Files().write(link, "new", follow=True)
+    assert link.is_symlink() and real.read_text() == "new"
+    Files().write(link, "ours")
+    assert not link.is_symlink() and real.read_text() == "new"
 
 
 def test_a_listener_is_noticed() -> None:

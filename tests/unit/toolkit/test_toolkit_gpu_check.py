@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine import docker, quadlet
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError, ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import check_image
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.gpu_check import GpuCheck
 
@@ -112,6 +112,20 @@ def test_a_success_is_remembered_until_something_changes(host: Host) -> None:
     host.commands.on("run", "/usr/bin/nvidia-smi", "-L", out=SMI.splitlines()[0] + "\n")
     assert host.run(toolkit="1.20.1", version="5.4.3").ran
     assert host.containers() == 5
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"{", b'{"a":' * 200_000])
+def test_a_damaged_memory_is_none(host: Host, damage: bytes) -> None:
+    host.run()
+    (host.root / "state/gpu_container_toolkit/check.json").write_bytes(damage)
+    assert host.run().ran and not host.run().ran
+
+
+def test_a_folder_where_the_memory_belongs_makes_the_check_due(host: Host) -> None:
+    (host.root / "state/gpu_container_toolkit/check.json").mkdir(parents=True)
+    assert host.check.is_due("podman", "5.4.2", "1.20.0", [ONE, TWO])
+    with pytest.raises(SocleError, match=r"Cannot forget the last GPU check: Is a directory \(.*/check\.json\)"):
+        host.run()
 
 
 def test_one_who_knows_the_gpus_can_ask_whether_it_is_due(host: Host) -> None:
