@@ -50,15 +50,19 @@ class Wishes:
     """Installed version of NVIDIA's container toolkit."""
 
 
+VALUE = r"[^\s\"'\\\x00-\x1f\x7f]*"
+"""What can stand as a value in a modprobe file."""
+
+
 def option_values(options: Mapping[str, Any]) -> dict[str, str]:
     """Module parameters as text; raises DriverError for what cannot stand in a modprobe file."""
     values = {}
     for name, value in sorted(options.items()):
         text = str(int(value)) if isinstance(value, bool) else str(value)
-        if not re.fullmatch(r"NVreg_\w+", name) or not re.fullmatch(r"[^\s\"'\\]*", text):
+        if not re.fullmatch(r"NVreg_\w+", name) or not re.fullmatch(VALUE, text):
             raise DriverError(
-                f"gpu_driver_module_options has {name}: {text!r}, expected parameters of the module nvidia (NVreg_...)"
-                " with a number or a word without blanks and quotes; correct it."
+                f"gpu_driver_module_options has {name!r}: {text!r}, expected parameters of the module nvidia"
+                " (NVreg_...) with a number or a word without blanks and quotes; correct it."
             )
         values[name] = text
     return values
@@ -261,5 +265,5 @@ class Settler:
     def _systemctl(self, *arguments: str) -> None:
         answer = self.run(["systemctl", *arguments])
         if answer is None or answer[0] != 0:
-            why = (answer[2] or answer[1]).strip() if answer else "systemctl is not installed"
+            why = " ".join((answer[2] or answer[1]).split()).rstrip(".") if answer else "systemctl is not installed"
             raise DriverError(f"Cannot {' '.join(arguments)}: {why}; repair the unit, then repeat the run.")

@@ -17,7 +17,7 @@ from typing import Any, Callable
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt, decide, names, reboot
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
-from ansible_collections.socle.inference.plugins.module_utils._driver.files import options_that_differ
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import option_values, options_that_differ
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     Repository,
@@ -26,7 +26,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.origin import ubuntu_origins
-from ansible_collections.socle.inference.plugins.module_utils._driver.repository import source_files
+from ansible_collections.socle.inference.plugins.module_utils._driver.repository import check_address, source_files
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import (
     MONITORING_UNITS,
     foreign_users,
@@ -116,13 +116,21 @@ def summary(plan: Plan) -> str:
 
 
 def own_holds(host: Host) -> set[str]:
-    """Packages that this role holds."""
+    """Packages that this role holds; none by a ledger that is damaged."""
+    return read_ledger(host) or set()
+
+
+def read_ledger(host: Host) -> set[str] | None:
+    """What the ledger says; None where it is damaged."""
+    text = host.read(host.root / LEDGER)
     try:
-        ledger = json.loads(host.read(host.root / LEDGER) or "{}")
-    except ValueError:
-        return set()
+        ledger = json.loads(text) if text else {"held": []}
+    except (ValueError, RecursionError):
+        return None
     held = ledger.get("held") if isinstance(ledger, dict) else None
-    return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
+    if not isinstance(held, list) or not all(isinstance(name, str) for name in held):
+        return None
+    return set(held)
 
 
 def running_units(host: Host, asked: Sequence[str]) -> list[str]:
@@ -152,8 +160,16 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any], *, fresh: boo
     if not gpus:
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
     decide.check_settings(settings)
+    check_values(settings)
     check_use(gpus)
     return Planner(host, settings, facts, packages, fresh).plan()
+
+
+def check_values(settings: Settings) -> None:
+    """Refuse module parameters and an address that would fail only after something was changed."""
+    option_values(settings.module_options)
+    if settings.source == "nvidia":
+        check_address(settings.repository_url)
 
 
 def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -322,7 +338,14 @@ class Planner:
                 for name in holdable(self.packages, self.installed.version or "", self.wanted.hold_also)
                 if not self.packages[name]["held"]
             ]
-        self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+        ledger = read_ledger(self.host)
+        if ledger is None:
+            self.result.reasons.append(
+                f"/{LEDGER}, which notes what this role holds, is damaged and would be rewritten"
+            )
+        # A note of what is not held any more would make a later hold of somebody else look like one of ours.
+        stale = ledger is None or bool(ledger and not self.settings.hold)
+        self.result.changed_needed = bool(self.result.hold or self.result.unhold or stale)
 
     def _look_at_loaded(self) -> None:
         """The packages may be right and another driver run: after unattended upgrades, or a run without its reboot."""

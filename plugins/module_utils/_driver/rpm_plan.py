@@ -29,6 +29,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     Plan,
     Planner,
     check_use,
+    check_values,
     fill_removal,
     own_holds,
     running_units,
@@ -169,6 +170,7 @@ def rpm_plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
     if not gpus:
         return RpmPlan(reasons=["no NVIDIA GPU is on the PCI bus"])
     decide.check_settings(settings)
+    check_values(settings)
     check_use(gpus)
     return RpmPlanner(host, settings, facts, packages).plan()
 

@@ -13,7 +13,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver import apt
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, holdable, own_holds
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt import reason
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 
@@ -195,11 +196,17 @@ class Transaction:
                 problem = error.message.lstrip(": ")
         with contextlib.suppress(DriverError):
             self._purge_pins("")
-        self._settle_holds(self.plan["unhold"])
+        unheld = ""
+        try:
+            self._settle_holds(self.plan["unhold"])
+        except SocleError as error:
+            unheld = f", but without their holds ({error.message.rstrip('.')})"
         if problem:
             names = ", ".join([*moved, *fresh][:6])
             return f"the former packages could not be put back ({problem}): see {names} with 'dpkg --audit'"
-        return "the packages are as before the run" if moved or not fresh else "what was installed was removed again"
+        return (
+            "the packages are as before the run" if moved or not fresh else "what was installed was removed again"
+        ) + unheld
 
     def _settle_holds(self, wanted: Sequence[str] | None) -> list[str]:
         """Hold *wanted* (None: what belongs to the driver now), and note it as ours; with hold off, release ours."""
@@ -213,18 +220,20 @@ class Transaction:
         if wanted is None:
             wanted = holdable(packages, str(self.plan["version"]), self.plan.get("hold_also") or [])
         todo = sorted(name for name in wanted if name in present and not packages[name]["held"])
-        self._mark("hold", todo)
         # What was released because it no longer belongs to the driver is not ours any more.
         held = sorted({*(name for name in own & present if packages[name]["held"]), *todo})
+        # Noted first: what is noted and not held is held by the next run; held and not noted is nobody's that it knows.
         self._note(held)
+        self._mark("hold", todo)
         return held
 
     def _note(self, held: Sequence[str]) -> None:
         path = self.host.root / LEDGER
-        if held:
-            self.files.write(path, json.dumps({"held": list(held)}, indent=1) + "\n")
-        else:
-            self.files.remove(path)
+        with explaining("note which packages this role holds"):
+            if held:
+                self.files.write(path, json.dumps({"held": list(held)}, indent=1) + "\n")
+            else:
+                self.files.remove(path)
 
     def _remove(self) -> None:
         self._mark("unhold", self.plan["unhold"])
@@ -232,6 +241,8 @@ class Transaction:
         try:
             self._apt(command, "Cannot remove the driver")
         except DriverError:
-            self._settle_holds(self.plan["unhold"])
+            # Why the packages could not go is what the run has to end with.
+            with contextlib.suppress(SocleError):
+                self._settle_holds(self.plan["unhold"])
             raise
         self._note([])

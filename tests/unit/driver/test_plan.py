@@ -511,3 +511,25 @@ def test_a_driver_that_somebody_holds_is_kept_without_our_pin(fake: FakeHost) ->
         assert "libcuda1 is held, and not by this role" in summary(found)
     with pytest.raises(DriverError, match="gpu_driver_state: unmanaged"):
         planned(fake, loaded("580.126.09"), upgrade=True)
+
+
+@pytest.mark.parametrize("options", [{"NVreg_Foo; reboot": 1}, {"NVreg_Foo": "1\nx"}, {"NVreg_Foo": "1\0"}])
+def test_module_options_that_are_none_are_refused_before_anything_changes(
+    fake: FakeHost, options: dict[str, Any]
+) -> None:
+    fake.add_source()
+    with pytest.raises(DriverError, match="gpu_driver_module_options has") as raised:
+        planned(fake, module_options=options)
+    assert "\n" not in str(raised.value) and not fake.said("apt-get")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[::1/repos", "https://u:pw@m.example.org/a\nb", "https://m.example.org/\0", "https://m:x/repos"]
+)
+def test_a_repository_address_that_is_none(fake: FakeHost, url: str) -> None:
+    with pytest.raises(
+        DriverError, match=r"^gpu_driver_repository_url has .*; correct it\. Nothing was changed\.$"
+    ) as e:
+        planned(fake, repository_url=url)
+    assert "pw" not in str(e.value)
+    planned(fake, repository_url="https://u:pw@[2001:db8::1]:8443/repos")

@@ -15,6 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import Transaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 from .fake_host import KERNEL, FakeHost, facts
 
@@ -60,6 +61,55 @@ def test_check_mode_changes_nothing_and_shows_it(fake: FakeHost) -> None:
     result = run(fake, check=True)
     assert result["changed"] and fake.packages == {}
     assert "nvidia-driver-cuda 580.178.04-1 (held)\n" in result["diff"]["after"] and result["diff"]["before"] == ""
+
+
+def test_an_interruption_around_the_holds_is_healed_by_the_next_run(fake: FakeHost, monkeypatch: Any) -> None:
+    real = fake.run
+
+    def ended(argv: Any) -> Any:
+        if list(argv[:2]) == ["apt-mark", "hold"]:
+            real(argv)
+            raise KeyboardInterrupt
+        return real(argv)
+
+    monkeypatch.setattr(fake, "run", ended)
+    with pytest.raises(KeyboardInterrupt):
+        run(fake, version="580.126.09")
+    monkeypatch.setattr(fake, "run", real)
+    assert run(fake, version="580.178.04")["version"] == "580.178.04"
+    assert fake.held() == ledger(fake)
+
+
+def test_a_hold_of_somebody_else_is_never_noted_as_ours(fake: FakeHost) -> None:
+    fake.install("580.178.04")
+    fake.packages["libcuda1"]["held"] = True
+    run(fake)
+    assert "nvidia-driver-cuda" in ledger(fake) and "libcuda1" not in ledger(fake)
+
+
+@pytest.mark.parametrize("text", ["[[", "[" * 200_000, "[[1]]", '{"held": [[1]]}', '{"held": "libcuda1"}'])
+def test_a_damaged_ledger_holds_nothing_and_is_rewritten(fake: FakeHost, text: str) -> None:
+    run(fake)
+    fake.write(LEDGER, text)
+    result = run(fake)
+    assert result["changed"] and result["held"] == ledger(fake) == []
+    assert not run(fake)["changed"]
+
+
+def test_a_note_of_holds_that_were_given_up_does_not_stay(fake: FakeHost) -> None:
+    run(fake)
+    noted = ledger(fake)
+    run(fake, hold=False)
+    fake.write(LEDGER, json.dumps({"held": noted}))
+    run(fake, hold=False)
+    assert ledger(fake) == []
+
+
+def test_a_ledger_that_cannot_be_written_is_one_sentence_and_nothing_is_held(fake: FakeHost) -> None:
+    fake.write("var/lib/socle", "a file in the way")
+    with pytest.raises(SocleError, match=r"Cannot note which packages this role holds: .*, then repeat the run\."):
+        run(fake)
+    assert fake.held() == []
 
 
 def test_an_upgrade_lifts_its_own_holds_and_holds_again(fake: FakeHost) -> None:
