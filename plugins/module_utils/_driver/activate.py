@@ -103,7 +103,9 @@ class Activator:
             try:
                 self._reload()
             finally:
-                self._start_units(units or self._own_units(expected.nvswitch))
+                watch = [CDI_PATH] if CDI_PATH in units else []
+                own = [unit for unit in units if unit != CDI_PATH] or self._own_units(expected.nvswitch)
+                self._start_units([*own, *watch])
             self._refresh_cdi()
             state = self.state()
         started = self._start_missing(expected.nvswitch, check)
@@ -151,7 +153,11 @@ class Activator:
                 f"Cannot remove the driver: {', '.join(busy)} is in use; stop what uses the GPUs"
                 " ('fuser -v /dev/nvidia*' shows it), then repeat the run. Nothing was changed."
             )
-        self._remove_modules()
+        try:
+            self._remove_modules()
+        except DriverError:
+            self._start_units(units)
+            raise
         return self._result(True, wish, self.state(), [])
 
     def _result(
@@ -210,16 +216,23 @@ class Activator:
         return units if nvswitch else [unit for unit in units if unit != FABRIC_UNIT]
 
     def _stop_units(self) -> list[str]:
-        """Stop the driver's own units that run; in the order in which they start again."""
-        stopped: list[str] = []
+        """Stop the driver's own units that run; in the order in which they start again.
+
+        What writes the CDI specification opens the devices, which keeps the modules in use, and is set off by its path
+        unit. It is not started again here: it is made to write once the modules are loaded.
+        """
+        stopped = self._running_units((CDI_PATH,))
+        for unit in (CDI_PATH, CDI_UNIT):
+            if self._running_units((unit,)):
+                self.run(["systemctl", "stop", unit])
         for unit in self._running_units():
             self._must(["systemctl", "stop", unit], f"Cannot stop {unit}")
             stopped.insert(0, unit)
         return stopped
 
-    def _running_units(self) -> list[str]:
+    def _running_units(self, units: Sequence[str] = OWN_UNITS) -> list[str]:
         running = []
-        for unit in OWN_UNITS:
+        for unit in units:
             answer = self.run(["systemctl", "is-active", unit])
             if answer is not None and answer[1].strip() in ("active", "activating", "reloading"):
                 running.append(unit)
@@ -275,7 +288,7 @@ class Activator:
         if answer is not None and answer[0] == 0:
             return
         why = " ".join((answer[2] or answer[1]).split()) if answer else f"{command[0]} is not installed"
-        raise DriverError(f"{attempt}: {why or 'no reason was given'}; {_remedy(why)}.", cmd=list(command))
+        raise DriverError(f"{attempt}: {why.rstrip('.') or 'no reason was given'}; {_remedy(why)}.", cmd=list(command))
 
     def _prove(self, expected: Expected, state: reboot.State, fresh: bool) -> Sequence[Mapping[str, Any]]:
         """Raise DriverError unless the driver runs as it should; the GPUs that it shows."""
@@ -311,7 +324,7 @@ class Activator:
                 " brings it (nvidia-utils, nvidia-driver-cuda or nvidia-smi), then repeat the run."
             )
         if report.error is not None:
-            raise DriverError(f"nvidia-smi does not answer: {report.error.rstrip('.')}; {_remedy(report.error)}.")
+            raise DriverError(f"nvidia-smi does not answer: {_told(report.error)}; {_remedy(report.error)}.")
         if len(report.gpus) < len(on_bus):
             shown = {gpu["pci_bus_id"] for gpu in report.gpus}
             lost = [gpu for gpu in on_bus if gpu["pci_bus_id"] not in shown]
@@ -358,6 +371,16 @@ class Activator:
             f"The NVSwitch fabric is not ready: {unit} is {active} and {told}, so that CUDA would fail with error 802;"
             f" read 'journalctl -u {unit}', and compare the versions of fabric manager and driver."
         )
+
+
+TOLD = 200
+"""Characters of a program's words that a sentence quotes; a damaged program prints anything."""
+
+
+def _told(text: str) -> str:
+    """The words of a program, as they can stand in a sentence."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:TOLD].rstrip(" .") or "nothing that can be read"
 
 
 def _remedy(text: str) -> str:

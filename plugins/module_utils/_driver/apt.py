@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
+    DriverError,
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
@@ -36,12 +37,25 @@ def preferences(version: str) -> str:
     return f"Package: {DEPENDENCIES}\nPin: version /^([0-9]+:)?{re.escape(version)}-/\nPin-Priority: 1002\n"
 
 
+def _check_answered(answer: tuple[int, str, str] | None, attempt: str) -> None:
+    if answer is not None and answer[0] == 0:
+        return
+    why = apt.reason(answer[1], answer[2]).rstrip(".") if answer else "apt is not installed"
+    raise DriverError(
+        f"Cannot {attempt}: {why}; repair what apt names ('apt-get check' shows it as well), then repeat the run."
+        " Nothing was changed."
+    )
+
+
 def offered(run: Run, names: Iterable[str], from_url: str | None, not_from: Iterable[str] = ()) -> dict[str, list[str]]:
     """Name -> versions of packages that apt knows, the newest first.
 
-    With *from_url* only those of that repository; addresses of *not_from* do not count.
+    With *from_url* only those of that repository; addresses of *not_from* do not count. Raises DriverError where apt
+    does not answer, which it never does while a file of its sources is malformed.
     """
-    answer = run(["apt-cache", "madison", *dict.fromkeys(names)])
+    asked = list(dict.fromkeys(names))
+    answer = run(["apt-cache", "madison", *asked])
+    _check_answered(answer, f"ask apt what it offers of {', '.join(asked[:3])}")
     found: dict[str, list[str]] = {}
     excluded = [uri.rstrip("/") for uri in not_from]
     for line in answer[1].splitlines() if answer else []:
@@ -88,6 +102,7 @@ def simulate(run: Run, arguments: Sequence[str], preference_file: str) -> apt.Si
 
 
 def removed_with(run: Run, names: Sequence[str]) -> set[str]:
-    """All packages that would go if *names* were purged."""
+    """All packages that would go if *names* were purged. Raises DriverError where apt does not answer."""
     answer = run(["apt-get", *OPTIONS, "-s", "purge", *names])
+    _check_answered(answer, "ask apt what would be removed with the driver")
     return set(apt.parse_simulation(answer[1]).removals) if answer else set()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,10 +122,14 @@ class Sources:
         for url in [given] if given else self.wanted["key_urls"]:
             try:
                 content = self.fetch(url)
-            except OSError as error:
-                reasons.append(
-                    f"{without_password(url)}: {' '.join(str(getattr(error, 'reason', error)).split())[:160]}"
-                )
+            except (ValueError, http.client.InvalidURL):
+                # Not shown: where the password of what is no address ends cannot be told.
+                name = "gpu_driver_repository_key" if given else "gpu_driver_repository_url"
+                reasons.append(f"{name} is no valid address")
+                continue
+            except (OSError, http.client.HTTPException) as error:
+                why = " ".join(str(getattr(error, "reason", error) or type(error).__name__).split())[:160]
+                reasons.append(f"{without_password(url)}: {without_password(why)}")
                 continue
             if is_key(content):
                 return content

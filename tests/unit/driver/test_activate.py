@@ -348,3 +348,62 @@ def test_a_driver_of_somebody_else_is_proven_and_left_alone(machine: Machine) ->
     with pytest.raises(DriverError, match=r"module on disk 580\.126\.09"):
         machine.activator().verify(expected(version=None, flavour=None))
     assert not any(call.startswith(("modprobe", "systemctl")) for call in machine.calls)
+
+
+def test_rubbish_of_nvidia_smi_is_cut_to_what_can_be_read(machine: Machine) -> None:
+    machine.load("580.178.04")
+    machine.complaint = "\x1b[31m\x00 broken " + "x" * 5000
+    with pytest.raises(DriverError, match=r"^nvidia-smi does not answer: .*broken x") as raised:
+        activate(machine)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 400
+
+
+def test_the_words_of_systemctl_end_without_their_full_stop(machine: Machine) -> None:
+    machine.unit("nvidia-cdi-refresh.service", active=False)
+    words = 'Job failed. See "journalctl -xeu nvidia-cdi-refresh.service" for details.'
+    machine.refuses["systemctl restart nvidia-cdi-refresh.service"] = words
+    with pytest.raises(DriverError, match=r"for details; read the journal of that unit\.$"):
+        activate(machine)
+
+
+@pytest.mark.parametrize("refused", ["", "modprobe nvidia"])
+def test_no_refresh_of_cdi_gets_in_the_way_of_a_reload(machine: Machine, refused: str) -> None:
+    machine.load("580.126.09")
+    for unit in ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service", "nvidia-persistenced.service"):
+        machine.unit(unit)
+    if refused:
+        machine.refuses[refused] = "No such device"
+        with pytest.raises(DriverError, match="Cannot load module nvidia"):
+            activate(machine)
+    else:
+        activate(machine)
+    order = ["systemctl stop nvidia-cdi-refresh.path", "systemctl stop nvidia-cdi-refresh.service"]
+    order += ["modprobe -r nvidia", "modprobe nvidia", "systemctl start nvidia-cdi-refresh.path"]
+    assert [call for call in machine.calls if call in order] == order
+    assert {"nvidia-cdi-refresh.path", "nvidia-persistenced.service"} <= machine.active
+
+
+def test_the_watch_of_cdi_alone_does_not_keep_other_units_down(machine: Machine) -> None:
+    machine.load("580.126.09")
+    machine.unit("nvidia-cdi-refresh.path")
+    machine.unit("nvidia-persistenced.service", active=False)
+    activate(machine)
+    assert machine.active == {"nvidia-cdi-refresh.path", "nvidia-persistenced.service"}
+
+
+def test_the_watch_of_cdi_runs_again_where_a_reboot_is_needed(machine: Machine) -> None:
+    machine.load("580.126.09", users=3)
+    machine.unit("nvidia-cdi-refresh.path")
+    assert activate(machine)["reboot_required"]
+    assert machine.calls.count("systemctl start nvidia-cdi-refresh.path") == 1
+
+
+def test_modules_that_cannot_be_unloaded_leave_the_units_running(machine: Machine) -> None:
+    machine.load("580.178.04")
+    running = {"nvidia-cdi-refresh.path", "nvidia-persistenced.service"}
+    for unit in running:
+        machine.unit(unit)
+    machine.refuses["modprobe -r nvidia_uvm"] = "Module nvidia_uvm is in use."
+    with pytest.raises(DriverError, match="Cannot remove module nvidia_uvm: Module nvidia_uvm is in use;"):
+        machine.activator().unload(check=False)
+    assert machine.active == running

@@ -533,3 +533,18 @@ def test_a_repository_address_that_is_none(fake: FakeHost, url: str) -> None:
         planned(fake, repository_url=url)
     assert "pw" not in str(e.value)
     planned(fake, repository_url="https://u:pw@[2001:db8::1]:8443/repos")
+
+
+MALFORMED = "E: Malformed entry 1 in list file /etc/apt/sources.list.d/mine.list (Component)\n"
+
+
+def test_a_malformed_source_of_somebody_else_is_named_in_apts_words(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.failures["apt-cache"] = MALFORMED
+    words = r"Cannot ask apt what .*: Malformed entry 1 in list file \S+mine.list \(Component\); repair"
+    with pytest.raises(DriverError, match=words):
+        planned(fake)
+    fake.failures = {"purge": MALFORMED}
+    fake.install("580.178.04")
+    with pytest.raises(DriverError, match=words):
+        planned(fake, state="absent")

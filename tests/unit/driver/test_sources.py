@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 from pathlib import Path
@@ -273,3 +274,25 @@ def test_another_file_of_the_same_mirror_is_the_same_with_and_without_a_password
     )
     found = plan(fake.host(), settings(repository_url=SECRET), facts())
     assert found.repository is not None and found.repository["foreign"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("Invalid IPv6 URL"), "gpu_driver_repository_key is no valid address;"),
+        (
+            http.client.InvalidURL("URL can't contain control characters. 'me:s@cret'"),
+            "gpu_driver_repository_key is no valid address;",
+        ),
+        (http.client.BadStatusLine("x"), "https://m.example.org/key: x;"),
+    ],
+)
+def test_an_address_of_a_key_that_is_none(fake: FakeHost, error: Exception, told: str) -> None:
+    def fetch(url: str) -> bytes:
+        raise error
+
+    key = "https://me:s@cret@m.example.org/key"
+    with pytest.raises(DriverError, match="Cannot get the signing key") as raised:
+        settle(fake, fetch, key=key)  # type: ignore[arg-type]
+    assert told in str(raised.value) and "cret" not in str(raised.value)
+    assert ours(fake) == []
