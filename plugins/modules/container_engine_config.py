@@ -91,7 +91,7 @@ files:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
@@ -113,14 +113,15 @@ def main() -> None:
     config = EngineConfig(run, Files(), state_dir=Path(params["state_dir"]))
     try:
         version = engine_version(run, params["engine"]) or params["version"]
-        outcome = config.bring(
-            params["engine"],
-            from_options(params, params["cdi"]),
-            version,
-            check=module.check_mode,
-            fresh=params["fresh"],
-            restart=params["restart"],
-        )
+        with explaining("bring the container engine to its settings"):
+            outcome = config.bring(
+                params["engine"],
+                from_options(params, params["cdi"]),
+                version,
+                check=module.check_mode,
+                fresh=params["fresh"],
+                restart=params["restart"],
+            )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in outcome.warnings:

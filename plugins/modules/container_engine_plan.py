@@ -90,7 +90,7 @@ repository:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
@@ -123,15 +123,16 @@ def main() -> None:
         installed = {engine: engine_version(run, engine) for engine in ENGINES}
         result = plan(run, request, installed, check=module.check_mode)
         # Refusals come before anything is installed, the driver included.
-        EngineConfig(run, Files(), state_dir=Path(params["state_dir"])).bring(
-            result["engine"],
-            from_options(params, request.needs_cdi),
-            result["version"],
-            check=True,
-            fresh=result["fresh"],
-            # Packages may bring the client first that tells which containers run.
-            restart="always" if result["packages"] else params["restart"],
-        )
+        with explaining("plan the container engine's settings"):
+            EngineConfig(run, Files(), state_dir=Path(params["state_dir"])).bring(
+                result["engine"],
+                from_options(params, request.needs_cdi),
+                result["version"],
+                check=True,
+                fresh=result["fresh"],
+                # Packages may bring the client first that tells which containers run.
+                restart="always" if result["packages"] else params["restart"],
+            )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, **result)

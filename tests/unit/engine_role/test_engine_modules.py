@@ -1,0 +1,54 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The modules that plan and bring an engine's settings, as Ansible runs them, on a root folder like a host's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
+from ansible_collections.socle.inference.plugins.modules import container_engine_config, container_engine_plan
+
+from tests.support.commands import Commands
+
+PLAN = {"engine": "docker", "version": "26.1.5", "fresh": False, "packages": []}
+MODULES = [(container_engine_plan, {"facts": {}}), (container_engine_config, {"engine": "docker"})]
+
+
+def damage(file: Path, how: str) -> None:
+    if how == "folder":
+        file.mkdir(parents=True)
+        return
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize(("module", "options"), MODULES)
+@pytest.mark.parametrize(("how", "words"), [("folder", "Is a directory"), ("bytes", "its byte 0 is no UTF-8 text")])
+def test_a_daemon_json_that_cannot_be_read_is_one_sentence_with_its_path(
+    module: Any,
+    options: dict[str, Any],
+    how: str,
+    words: str,
+    commands: Commands,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def config(_run: Any, files: Any, state_dir: Path) -> EngineConfig:
+        return EngineConfig(commands, files, tmp_path, state_dir, lambda name: f"/usr/sbin/{name}")
+
+    monkeypatch.setattr(module, "EngineConfig", config)
+    monkeypatch.setattr(module, "engine_version", lambda _run, _engine: "26.1.5")
+    monkeypatch.setattr(container_engine_plan, "plan", lambda *_given, **_options: dict(PLAN))
+    file = tmp_path / "etc/docker/daemon.json"
+    damage(file, how)
+    with patch_module_args({**options, "state_dir": str(tmp_path / "state")}), pytest.raises(SystemExit):
+        module.main()
+    result = json.loads(capsys.readouterr().out)
+    assert result["failed"]
+    assert f": {words} ({file}); " in result["msg"] and result["msg"].endswith(", then repeat the run.")
