@@ -33,6 +33,8 @@ HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
 def check_address(url: str) -> None:
     """Refuse an address that cannot be one. It is not shown: where its password ends cannot be told."""
     problem = "has a blank or a control character" if re.search(r"[\s\x00-\x1f\x7f]", url) else ""
+    if not problem and url and not re.match(r"[A-Za-z][\w+.-]*:/", url):
+        problem = "has no scheme"
     try:
         if urlsplit(url).port == 0:
             problem = problem or "has port 0"

@@ -121,6 +121,8 @@ class Sources:
         reasons = []
         for url in [given] if given else self.wanted["key_urls"]:
             try:
+                if "://" not in url:
+                    raise ValueError("no scheme")
                 content = self.fetch(url)
             except (ValueError, http.client.InvalidURL):
                 # Not shown: where the password of what is no address ends cannot be told.
@@ -134,10 +136,14 @@ class Sources:
             if is_key(content):
                 return content
             reasons.append(f"{without_password(url)}: what answered is no OpenPGP key")
+        remedy = (
+            "gpu_driver_repository_key or the host's proxy, or give the key itself there"
+            if given
+            else "gpu_driver_repository_url or the host's proxy, or give the key as gpu_driver_repository_key"
+        )
         raise DriverError(
-            f"Cannot get the signing key of NVIDIA's repository: {'; '.join(reasons)}; correct"
-            " gpu_driver_repository_url or the host's proxy, or give the key as gpu_driver_repository_key."
-            " Nothing was changed."
+            f"Cannot get the signing key of NVIDIA's repository: {'; '.join(reasons)}; correct {remedy}. Nothing was"
+            " changed."
         )
 
     def refresh(self, files: Sequence[str]) -> list[str]:

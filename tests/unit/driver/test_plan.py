@@ -524,7 +524,14 @@ def test_module_options_that_are_none_are_refused_before_anything_changes(
 
 
 @pytest.mark.parametrize(
-    "url", ["https://[::1/repos", "https://u:pw@m.example.org/a\nb", "https://m.example.org/\0", "https://m:x/repos"]
+    "url",
+    [
+        "https://[::1/repos",
+        "https://u:pw@m.example.org/a\nb",
+        "https://m.example.org/\0",
+        "https://m:x/repos",
+        "u:pw@m/repos",
+    ],
 )
 def test_a_repository_address_that_is_none(fake: FakeHost, url: str) -> None:
     with pytest.raises(

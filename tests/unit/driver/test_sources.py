@@ -287,7 +287,7 @@ def test_another_file_of_the_same_mirror_is_the_same_with_and_without_a_password
         (http.client.BadStatusLine("x"), "https://m.example.org/key: x;"),
     ],
 )
-def test_an_address_of_a_key_that_is_none(fake: FakeHost, error: Exception, told: str) -> None:
+def test_a_key_that_cannot_be_asked_for(fake: FakeHost, error: Exception, told: str) -> None:
     def fetch(url: str) -> bytes:
         raise error
 
@@ -296,3 +296,10 @@ def test_an_address_of_a_key_that_is_none(fake: FakeHost, error: Exception, told
         settle(fake, fetch, key=key)  # type: ignore[arg-type]
     assert told in str(raised.value) and "cret" not in str(raised.value)
     assert ours(fake) == []
+
+
+def test_a_key_without_a_scheme_is_not_asked_for_and_not_shown(fake: FakeHost) -> None:
+    web = Web()
+    with pytest.raises(DriverError, match="is no valid address; correct gpu_driver_repository_key") as raised:
+        settle(fake, web, key="me:s@cret@m.example.org/key")
+    assert web.asked == [] and "cret" not in str(raised.value)
