@@ -13,7 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, own_holds
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import MODULE, is_driver_rpm
 from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import diff
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._gpu.driver import newest_kernel
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
@@ -178,9 +178,10 @@ class RpmTransaction:
             return []
         installed = self.exact.installed(self.plan["lock"])
         stale = own - set(installed)
-        self._write(dnf.locked(dnf.unlocked(self._locks(), stale), installed.values()))
         held = sorted(installed)
+        # Noted first: what is noted and not locked is locked by the next run.
         self._note(held)
+        self._write(dnf.locked(dnf.unlocked(self._locks(), stale), installed.values()))
         return held
 
     def _release(self) -> None:
@@ -197,7 +198,8 @@ class RpmTransaction:
 
     def _note(self, held: list[str]) -> None:
         path = self.host.root / LEDGER
-        if held:
-            self.files.write(path, json.dumps({"held": held}, indent=1) + "\n")
-        else:
-            self.files.remove(path)
+        with explaining("note which packages this role locks"):
+            if held:
+                self.files.write(path, json.dumps({"held": held}, indent=1) + "\n")
+            else:
+                self.files.remove(path)

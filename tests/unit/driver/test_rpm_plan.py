@@ -210,6 +210,21 @@ def test_installing_enables_the_stream_locks_and_notes_the_locks(host: RpmHost) 
     assert plan(host, version="580.159.03").changed_needed is False
 
 
+def test_locks_are_noted_before_they_are_written(host: RpmHost) -> None:
+    """Else a run that ends in between leaves locks that a later upgrade takes for somebody else's."""
+
+    class Interrupted(Files):
+        def write(self, path: Path, text: str, mode: int = 0o644) -> None:
+            if path.name == "versionlock.list":
+                raise KeyboardInterrupt
+            super().write(path, text, mode)
+
+    found = plan(host).as_dict()
+    with pytest.raises(KeyboardInterrupt):
+        RpmTransaction(host.host(), found, KERNEL, True, Interrupted()).carry_out(False)
+    assert "kmod-nvidia-open-dkms" in json.loads((host.root / LEDGER).read_text())["held"]
+
+
 def test_check_mode_changes_nothing(host: RpmHost) -> None:
     result = carry_out(host, plan(host), check=True)
     assert result["changed"] is True
