@@ -118,8 +118,9 @@ class EngineConfig:
             )
         return outcome
 
-    def _replace(self, name: str, text: str, mode: int) -> None:
+    def _replace(self, name: str, text: str, mode: int, *, follow: bool = False) -> None:
         path = self._root / name
+        path = path.resolve() if follow else path
         if text:
             self._files.write(path, text, mode)
         else:
@@ -183,13 +184,13 @@ class EngineConfig:
             if ledger_after != ledger:
                 self._files.write(self._ledger, daemon_json.render_ledger(ledger_after), 0o600)
             if merged != content:
-                self._files.write(path, daemon_json.render(merged), self._mode(path, settings))
+                self._files.write(path, daemon_json.render(merged), self._mode(path, settings), follow=True)
         if outcome.action != "none":
             fault = self._take_over(outcome.action)
             if fault:
                 with explaining("put Docker's settings back"):
                     self._files.write(self._ledger, daemon_json.render_ledger(ledger), 0o600)
-                    self._replace(DAEMON_JSON, text or "", self._mode(path, settings))
+                    self._replace(DAEMON_JSON, text or "", self._mode(path, settings), follow=True)
                     self._files.remove(self._root / PENDING)
                 raise ToolkitError(self._give_back(outcome.action, fault), stderr=fault)
             with explaining("note that Docker took its settings over"):

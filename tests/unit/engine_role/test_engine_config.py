@@ -488,6 +488,24 @@ def test_settings_that_podman_cannot_read_are_taken_back(commands: Commands, tmp
     assert (tmp_path / dropins.CONTAINERS).read_text() == CONTAINERS_542
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_daemon_json_that_is_a_link_stays_one(docker: Docker, fails: bool) -> None:
+    docker.has(OWN)
+    kept = docker.root / "srv/docker.json"
+    kept.parent.mkdir()
+    docker.file.rename(kept)
+    docker.file.symlink_to(kept)
+    before = kept.read_text()
+    if fails:
+        for verb in ("reload", "restart"):
+            docker.commands.on("systemctl", verb, "docker.service", rc=1, err="failed\n")
+        with pytest.raises(SocleError, match="they were taken out"):
+            docker.bring()
+    else:
+        docker.bring()
+    assert docker.file.is_symlink() and (kept.read_text() == before) is fails
+
+
 OPTIONS: dict[str, Any] = {name: option.get("default") for name, option in ARGUMENTS.items()}
 
 
