@@ -13,7 +13,8 @@ def assert_driver(host: str, version: str) -> None:
     found = gpu_sim.packages(host)
     # The package that pins a branch has the version of the branch's newest driver.
     pins = "nvidia-driver-pinning-"
-    driver = {each for name, (each, _) in found.items() if each.startswith(("5", "6")) and not name.startswith(pins)}
+    versions = {name: each for name, (each, _status) in found.items() if not name.startswith(pins)}
+    driver = {each for each in versions.values() if each.startswith(("5", "6"))}
     assert driver == {f"{version}-1"}
     assert {status for _version, status in found.values()} == {"hi"}
     assert gpu_sim.on(host, f"cat {gpu_sim.TREE}/sys/module/nvidia/version").strip() == version

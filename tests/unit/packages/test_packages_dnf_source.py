@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self.answer = (0, OFFER, "")
-        self.key: bytes | OSError = KEY
+        self.key: Callable[[], bytes] = lambda: KEY
         self.asked = 0
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
@@ -37,9 +37,7 @@ class Mirror:
 
     def fetch(self, _url: str) -> bytes:
         self.asked += 1
-        if isinstance(self.key, bytes):
-            return self.key
-        raise self.key
+        return self.key()
 
 
 @pytest.fixture
@@ -99,7 +97,12 @@ def test_a_key_may_be_given_as_text(tmp_path: Path, mirror: Mirror) -> None:
 def test_a_source_that_cannot_be_used_changes_nothing_and_shows_no_password(
     tmp_path: Path, mirror: Mirror, answer: tuple[int, str, str], key: bytes | OSError, said: str
 ) -> None:
-    mirror.answer, mirror.key = answer, key
+    def hand_over() -> bytes:
+        if isinstance(key, OSError):
+            raise key
+        return key
+
+    mirror.answer, mirror.key = answer, hand_over
     with pytest.raises(PackageError) as caught:
         bring(mirror, tmp_path)
     assert said in caught.value.message
