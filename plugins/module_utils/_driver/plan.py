@@ -159,20 +159,20 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any], *, fresh: boo
     gpus = facts["gpus"]
     if not gpus:
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
-    decide.check_settings(settings)
-    check_values(settings)
-    check_use(gpus)
+    check_wishes(settings, gpus)
     return Planner(host, settings, facts, packages, fresh).plan()
 
 
-def check_values(settings: Settings) -> None:
-    """Refuse module parameters and an address that would fail only after something was changed."""
+def check_wishes(settings: Settings, gpus: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse, before anything is looked up, what no host can have: settings, module parameters, an address, a use."""
+    decide.check_settings(settings)
     option_values(settings.module_options)
     if settings.source == "nvidia":
         check_address(settings.repository_url)
+    _check_use(gpus)
 
 
-def check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
+def _check_use(gpus: Sequence[Mapping[str, Any]]) -> None:
     for gpu in gpus:
         if gpu.get("virtualization") == "vgpu":
             raise DriverError(

@@ -28,8 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     Host,
     Plan,
     Planner,
-    check_use,
-    check_values,
+    check_wishes,
     fill_removal,
     own_holds,
     running_units,
@@ -169,9 +168,7 @@ def rpm_plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
     gpus = facts["gpus"]
     if not gpus:
         return RpmPlan(reasons=["no NVIDIA GPU is on the PCI bus"])
-    decide.check_settings(settings)
-    check_values(settings)
-    check_use(gpus)
+    check_wishes(settings, gpus)
     return RpmPlanner(host, settings, facts, packages).plan()
 
 

@@ -212,6 +212,15 @@ class PullProgress:
         return f"{sum(self._done.values())} of {len(self._done)} parts"
 
 
+def _unanswered(subject: str, done: Completed[str]) -> EngineError:
+    """Docker did not say whether there is one."""
+    return EngineError(
+        f"Cannot look at {subject}: {done.stderr.strip()}; start Docker's daemon or repair its storage on the host.",
+        rc=done.returncode,
+        stderr=done.stderr,
+    )
+
+
 class DockerBackend(Backend):
     """Docker 20.10 or newer, 25 or newer for GPUs, rootful, one service of its own for each instance."""
 
@@ -328,24 +337,14 @@ class DockerBackend(Backend):
             return dict(json.loads(done.stdout) or {})
         if "no such container" in done.stderr.lower():
             return None
-        raise EngineError(
-            f"Cannot look at container vllm-{instance}: {done.stderr.strip()}; start Docker's daemon or repair its"
-            " storage on the host.",
-            rc=done.returncode,
-            stderr=done.stderr,
-        )
+        raise _unanswered(f"container vllm-{instance}", done)
 
     def image(self, reference: str) -> Image | None:
         done = self._docker("image", "inspect", reference)
         if done.returncode != 0:
             if "no such image" in done.stderr.lower():
                 return None
-            raise EngineError(
-                f"Cannot look at image {reference}: {done.stderr.strip()}; start Docker's daemon or repair its"
-                " storage on the host.",
-                rc=done.returncode,
-                stderr=done.stderr,
-            )
+            raise _unanswered(f"image {reference}", done)
         found = json.loads(done.stdout)[0]
         return Image(id=str(found["Id"]), repo_digests=sorted(found.get("RepoDigests") or []))
 

@@ -14,6 +14,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import cdi_devices
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._stack.parse import GPU_KIND, parse_cdi_spec
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 
 
 def listed_devices(directories: Iterable[Path]) -> set[str]:
@@ -25,10 +26,7 @@ def listed_devices(directories: Iterable[Path]) -> set[str]:
         except OSError:
             continue
         for path in files:
-            try:
-                found = parse_cdi_spec(path.read_text(encoding="utf-8", errors="replace"))
-            except OSError:
-                continue
+            found = parse_cdi_spec(read_regular(path))
             if found["kind"] == GPU_KIND:
                 names.update(f"{GPU_KIND}={name}" for name in found["devices"])
     return names
