@@ -32,6 +32,9 @@ CDI_PATH = "nvidia-cdi-refresh.path"
 
 ANSWER_S = 60.0
 """How long nvidia-smi may take to see every GPU after the modules were loaded; open modules initialise slowly."""
+IDLE_S = 5.0
+"""How long the modules' use counts may take to fall after the units were stopped: nvidia-smi of a monitor or of a refresh
+ends by itself within this time, and would otherwise cost a reboot."""
 FABRIC_S = 300.0
 """How long an NVSwitch fabric may take to be configured: about a minute on eight GPUs, more after a cold boot."""
 
@@ -85,7 +88,7 @@ class Activator:
             others = self._foreign_users(expected, wish)
             if not check:
                 units = self._stop_units()
-                wish = reboot.activation(self.state(), different)
+                wish = reboot.activation(self._idle_state(), different)
             elif expected.stopped or self._running_units():
                 # How much of the count is theirs cannot be told before they are stopped.
                 wish = reboot.activation(replace(state, users={}), different, others)
@@ -146,7 +149,7 @@ class Activator:
         if check or wish.action == "none":
             return self._result(wish.action != "none", wish, state, [])
         units = self._stop_units()
-        busy = [f"{name} ({count})" for name, count in sorted(self.state().users.items()) if count > 0]
+        busy = [f"{name} ({count})" for name, count in sorted(self._idle_state().users.items()) if count > 0]
         if busy:
             self._start_units(units)
             raise DriverError(
@@ -193,6 +196,15 @@ class Activator:
             nouveau=read["nouveau"],
             users=users,
         )
+
+    def _idle_state(self) -> reboot.State:
+        """The modules once nothing uses them, or as they still are after IDLE_S."""
+        deadline = self.clock() + IDLE_S
+        while True:
+            state = self.state()
+            if not any(count > 0 for count in state.users.values()) or self.clock() >= deadline:
+                return state
+            self.sleep(0.5)
 
     def _loaded(self) -> dict[str, Path]:
         """Loaded modules of the driver: usual name -> folder; Debian's own packages call them nvidia_current_uvm."""

@@ -28,6 +28,7 @@ class Machine:
         self.refuses: dict[str, str] = {}
         self.calls: list[str] = []
         self.now = 0.0
+        self.idle_at: float | None = None
         self.put("proc/sys/kernel/osrelease", KERNEL)
         for number in (1, 2):
             device = f"sys/bus/pci/devices/0000:0{number}:00.0"
@@ -71,6 +72,8 @@ class Machine:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        if self.idle_at is not None and self.now >= self.idle_at:
+            self.put("sys/module/nvidia/refcnt", "1")
         if self.now > 10 and self.fabric == "In Progress":
             self.fabric = "Completed"
 
@@ -190,6 +193,16 @@ def test_modules_in_use_need_a_reboot_and_stay(machine: Machine) -> None:
     assert machine.loaded() == "580.126.09" and "nvidia-persistenced.service" in machine.active
     with pytest.raises(DriverError, match=r"a reboot is needed because .*gpu_driver_reboot is never"):
         activate(machine, reboot="never")
+
+
+def test_what_uses_the_modules_for_a_moment_only_costs_no_reboot(machine: Machine) -> None:
+    machine.load("580.126.09", users=1)
+    machine.idle_at = 3.0
+    result = activate(machine)
+    assert result["action"] == "load" and machine.loaded() == "580.178.04"
+    machine.load("580.178.04", users=1)
+    machine.idle_at = machine.now + 3.0
+    assert machine.activator().unload(check=False)["changed"] and machine.loaded() is None
 
 
 def test_check_mode_touches_nothing(machine: Machine) -> None:
