@@ -33,8 +33,8 @@ CDI_PATH = "nvidia-cdi-refresh.path"
 ANSWER_S = 60.0
 """How long nvidia-smi may take to see every GPU after the modules were loaded; open modules initialise slowly."""
 IDLE_S = 5.0
-"""How long the modules' use counts may take to fall after the units were stopped: an nvidia-smi of a monitor or of CDI's
-refresh ends by itself within this time, and would otherwise cost a reboot."""
+"""How long the modules' use counts may take to fall after the units were stopped: a monitor's or CDI refresh's
+nvidia-smi ends by itself within this time, and would otherwise cost a reboot."""
 FABRIC_S = 300.0
 """How long an NVSwitch fabric may take to be configured: about a minute on eight GPUs, more after a cold boot."""
 
