@@ -12,7 +12,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
@@ -23,30 +22,13 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
     parse_page,
     path_fault,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 LISTING_MAX_BYTES = 64 << 20
 RETRY_AFTER_MAX_S = 300.0
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 """What a request can raise when the network or the other side fails; URLError and timeouts are OSError."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How patient the engine is."""
-
-    list_attempts: int = 3
-    list_timeout_s: float = 15.0
-    failures: int = 8
-    """Failures in a row, without progress_bytes between them, that end a download."""
-    progress_bytes: int = 8 << 20
-    backoff_s: float = 1.0
-    backoff_max_s: float = 30.0
-    stall_s: float = 30.0
-    slow_bytes_per_s: int = 1024
-    slow_window_s: float = 60.0
-    hash_tries: int = 3
-    connections: int = 4
 
 
 TOKEN = re.compile(r"[\x21-\x7e]+")

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, Policy
+from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator

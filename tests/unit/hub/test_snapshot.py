@@ -19,7 +19,8 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import parse_files
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable, Policy
+from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
