@@ -197,9 +197,9 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import reserve_bytes
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -237,7 +237,7 @@ def main() -> None:
                 offline=params["offline"],
                 check=module.check_mode,
             ),
-            Hub(params["endpoint"], params["token"], params["proxy"]),
+            make_hub("modelscope", params["endpoint"], params["token"], params["proxy"]),
             Progress(params["progress_path"]),
         )
     except SocleError as error:

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
     NETWORK_ERRORS,
     TRANSIENT,
-    Hub,
     reason_of,
     retry_after,
 )
@@ -120,7 +120,7 @@ class _Part:
         self.meter.add(-size, self._file.path, received=False)
 
 
-def fetch_file(hub: Hub, repo: str, revision: str, file: ModelFile, location: Path, meter: Meter) -> None:
+def fetch_file(hub: Origin, file: ModelFile, location: Path, meter: Meter) -> None:
     """Bring *file* to *location*, flushed to disk and proven; goes on behind what is there already.
 
     Raises HashMismatch with the wrong content left at *location*, or HubError when the hub stops answering.
@@ -142,7 +142,7 @@ def fetch_file(hub: Hub, repo: str, revision: str, file: ModelFile, location: Pa
                 if file.size == 0:
                     continue
             try:
-                _receive(hub, repo, revision, file, part)
+                _receive(hub, file, part)
             except _WrongContent as error:
                 mismatches += 1
                 if mismatches >= hub.policy.hash_tries:
@@ -172,7 +172,7 @@ def fetch_file(hub: Hub, repo: str, revision: str, file: ModelFile, location: Pa
         os.fsync(handle.fileno())
 
 
-def _pause(hub: Hub, seconds: float, meter: Meter) -> None:
+def _pause(hub: Origin, seconds: float, meter: Meter) -> None:
     """Sleep, but notice when another file failed."""
     until = time.monotonic() + seconds
     while seconds > 0:
@@ -182,9 +182,9 @@ def _pause(hub: Hub, seconds: float, meter: Meter) -> None:
         seconds = until - time.monotonic()
 
 
-def _receive(hub: Hub, repo: str, revision: str, file: ModelFile, part: _Part) -> None:
+def _receive(hub: Origin, file: ModelFile, part: _Part) -> None:
     try:
-        response = hub.open_file(repo, revision, file.path, part.size)
+        response = hub.open_file(file, part.size)
     except urllib.error.HTTPError as error:
         error.close()
         _judge_status(hub, file, error, part)
@@ -200,7 +200,7 @@ def _receive(hub: Hub, repo: str, revision: str, file: ModelFile, part: _Part) -
         _copy(hub, response, file, part)
 
 
-def _judge_status(hub: Hub, file: ModelFile, error: urllib.error.HTTPError, part: _Part) -> None:
+def _judge_status(hub: Origin, file: ModelFile, error: urllib.error.HTTPError, part: _Part) -> None:
     """Raise for a status that another try cannot change; an expired storage address is asked for again."""
     if error.code == 416:
         part.restart()
@@ -230,7 +230,7 @@ def _check_answer(response: Any, file: ModelFile, part: _Part) -> None:
         raise _WrongContent(f"{file.size} bytes were listed, {total} are offered")
 
 
-def _copy(hub: Hub, response: Any, file: ModelFile, part: _Part) -> None:
+def _copy(hub: Origin, response: Any, file: ModelFile, part: _Part) -> None:
     """Read until the file is complete. Small reads on slow links keep progress and stalls visible."""
     policy = hub.policy
     buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -262,7 +262,7 @@ def _copy(hub: Hub, response: Any, file: ModelFile, part: _Part) -> None:
             window_start, window_bytes = now, 0
 
 
-def _mismatch(hub: Hub, file: ModelFile, actual: str, tries: int) -> HashMismatch:
+def _mismatch(hub: Origin, file: ModelFile, actual: str, tries: int) -> HashMismatch:
     what = "an empty body" if actual == EMPTY_SHA256 else actual[:12]
     return HashMismatch(
         f"{file.path} from {hub.host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got {what} in "

@@ -43,6 +43,8 @@ class Hub(Protocol):
     name: str
     """"modelscope", "huggingface" or "directory"; also the folder in the store."""
     host: str
+    policy: Policy
+    sleep: Callable[[float], None]
 
     def resolve(self, repo: str, revision: str) -> Manifest:
         """The files of *revision*; raises HubError, and HubUnreachable where nobody answered."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
@@ -22,13 +21,9 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.download impo
     Meter,
     fetch_file,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
-    ModelFile,
-    head_commit,
-    is_commit,
-    parse_files,
-)
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     Inspection,
     RepoStore,
@@ -41,10 +36,9 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
     remove_job,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.structure import check_structure
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-HUB = "modelscope"
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REPO = re.compile(rf"{PART}/{PART}")
 LINK = re.compile(PART)
@@ -83,7 +77,7 @@ class _Run:
         self.started = time.monotonic()
         self.verify_s = 0.0
         self.warnings: list[str] = []
-        self.store = RepoStore(request.store, HUB, request.repo)
+        self.store = RepoStore(request.store, hub.name, request.repo)
         self.link = request.link or posixpath.basename(request.repo)
         self.ledger = self.store.read_ledger()
 
@@ -164,29 +158,8 @@ class _Run:
         return _Found(manifest, self._inspect(manifest))
 
     def _ask(self) -> Manifest:
-        request = self.request
         self.progress.update("listing", detail=self.hub.host)
-        page = self.hub.list_entries(request.repo, request.revision)
-        if not page.entries:
-            names = self.hub.revision_names(request.repo)
-            if request.revision in names["branches"] + names["tags"]:
-                raise HubError(f"{request.repo} at {request.revision} has no files on {self.hub.host}")
-            listed = "; ".join(f"{kind}: {', '.join(found) or 'none'}" for kind, found in names.items())
-            raise HubError(
-                f"{self.hub.host} has no revision {request.revision!r} of {request.repo} ({listed}; or a full "
-                "commit hash)",
-                **names,
-            )
-        if is_commit(request.revision):
-            commit: str | None = request.revision
-            origin = "given"
-        else:
-            commit = head_commit(page.entries, page.short_id)
-            origin = "shortid-match" if commit else "none"
-        files = parse_files(page.entries)
-        if not files:
-            raise HubError(f"{request.repo} at {request.revision} has no files on {self.hub.host}")
-        return Manifest(HUB, request.repo, request.revision, commit, origin, files, utc_now())
+        return self.hub.resolve(self.request.repo, self.request.revision)
 
     def _check_pin(self, manifest: Manifest) -> None:
         pin = self.request.content_id
@@ -322,7 +295,7 @@ class _Run:
 
     def _fetch(self, manifest: Manifest, files: list[ModelFile], job: Path, meter: Meter) -> None:
         """Bring *files* into the tree of *job*, largest first; the first failure ends all of them."""
-        revision = manifest.commit or manifest.requested
+        origin = self.hub.origin(manifest)
 
         def fetch(file: ModelFile) -> None:
             try:
@@ -330,7 +303,7 @@ class _Run:
                     return
                 place = job / "tree" / file.path
                 make_folder(place.parent)
-                fetch_file(self.hub, manifest.repo, revision, file, part_of(job, file), meter)
+                fetch_file(origin, file, part_of(job, file), meter)
                 part_of(job, file).replace(place)
             except HashMismatch as error:
                 kept = self.store.reject(job, file, manifest.id)

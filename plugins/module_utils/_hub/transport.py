@@ -1,53 +1,74 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests to the ModelScope hub, by the standard library. Private to socle.inference."""
+"""HTTP to a hub, by the standard library: proxy, CA file, token, JSON with attempts. Private to socle.inference."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
+import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
-    LIST_CAP,
-    Page,
-    entry_path,
-    parse_page,
-    path_fault,
-)
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-LISTING_MAX_BYTES = 64 << 20
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+JSON_MAX_BYTES = 64 << 20
 RETRY_AFTER_MAX_S = 300.0
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 """What a request can raise when the network or the other side fails; URLError and timeouts are OSError."""
 
-
 TOKEN = re.compile(r"[\x21-\x7e]+")
 ADDRESS = re.compile(r"[\x21-\x7e]+")
+SECRET_HEADERS = ("Authorization", "Cookie", "Proxy-authorization")
 
 
 class HubUnreachable(HubError):
     """No usable answer: the network, a proxy, TLS or the hub itself is at fault."""
 
 
+@dataclass(frozen=True)
+class Access:
+    """How to reach a hub. *proxy*: None follows the environment, "" uses none. *ca_file*: authorities besides the
+    system's."""
+
+    token: str | None = field(default=None, repr=False)
+    proxy: str | None = None
+    ca_file: str | None = None
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects without carrying anything secret along; the token is an unredirected header already."""
+    """Follows redirects; what is secret goes along only where it came from in the first place."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = _origin_of(endpoint)
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None:
-            for name in ("Authorization", "Cookie", "Proxy-authorization"):
+            for name in SECRET_HEADERS:
                 request.remove_header(name)
+            # A hub that moves a file to another path of its own still wants to know who asks.
+            if _origin_of(req.full_url) == _origin_of(newurl) == self._endpoint:
+                for name, value in req.unredirected_hdrs.items():
+                    if name in SECRET_HEADERS:
+                        request.add_unredirected_header(name, value)
         return request
+
+
+def _origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of *url*: those who may see what was meant for it."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def split_endpoint(endpoint: str) -> str:
@@ -73,96 +94,67 @@ def _checked_address(option: str, address: str) -> str:
     return address
 
 
-class Hub:
-    """One hub at one endpoint. *proxy*: None follows the environment, "" uses none."""
+def _tls_context(ca_file: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file:
+        try:
+            context.load_verify_locations(cafile=ca_file)
+        except OSError as error:
+            # An SSLError is one, for a file without a certificate in it.
+            reason = "it holds no certificate in PEM form" if isinstance(error, ssl.SSLError) else error.strerror
+            raise HubError(f"ca_file {ca_file} cannot be used: {reason}") from error
+    return context
+
+
+class Client:
+    """Requests to one endpoint. *product* names in messages what was expected there."""
 
     def __init__(
         self,
         endpoint: str,
-        token: str | None = None,
-        proxy: str | None = None,
+        access: Access | None = None,
         policy: Policy | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        list_cap: int = LIST_CAP,
+        product: str = "ModelScope hub",
+        token_cookie: str | None = None,
     ) -> None:
+        access = access or Access()
         self.endpoint = split_endpoint(endpoint)
         self.host = urllib.parse.urlsplit(self.endpoint).netloc
         self.policy = policy or Policy()
         self.sleep = sleep
-        if token and not TOKEN.fullmatch(token):
-            raise HubError(
-                "token holds a line break, a blank or another character that no token has (its value is not shown): "
-                "give it without, for example with the filter trim"
-            )
-        self._token = token or None
-        self._list_cap = list_cap
-        if proxy is None:
+        self.has_token = bool(access.token)
+        self._product = product
+        self._secrets: dict[str, str] = {}
+        if access.token:
+            if not TOKEN.fullmatch(access.token):
+                raise HubError(
+                    "token holds a line break, a blank or another character that no token has (its value is not "
+                    "shown): give it without, for example with the filter trim"
+                )
+            self._secrets["Authorization"] = f"Bearer {access.token}"
+            if token_cookie:
+                self._secrets["Cookie"] = f"{token_cookie}={access.token}"
+        if access.proxy is None:
             self._proxies = urllib.request.getproxies()
         else:
+            proxy = access.proxy
             self._proxies = dict.fromkeys(("http", "https"), _checked_address("proxy", proxy)) if proxy else {}
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
+        self._has_ca_file = bool(access.ca_file)
+        handlers = [
             urllib.request.ProxyHandler(self._proxies),
             urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
+            urllib.request.HTTPSHandler(context=_tls_context(access.ca_file)),
             urllib.request.HTTPDefaultErrorHandler(),
-            _Redirects(),
             urllib.request.HTTPErrorProcessor(),
             urllib.request.UnknownHandler(),
-        ):
-            self._opener.add_handler(handler)
+        ]
+        self._direct = _opener(handlers)
+        self._opener = _opener([*handlers, _Redirects(self.endpoint)])
 
-    def list_entries(self, repo: str, revision: str) -> Page:
-        """Everything that *revision* holds; walks folder by folder where one listing would be cut off."""
-        page = self._page(repo, revision, {"Recursive": "True"})
-        if len(page.entries) < self._list_cap:
-            return page
-        entries: list[Mapping[str, Any]] = []
-        folders: list[str] = [""]
-        known = set(folders)
-        while folders:
-            folder = folders.pop()
-            part = self._page(
-                repo, revision, {"Recursive": "False", "Root": folder} if folder else {"Recursive": "False"}
-            )
-            if len(part.entries) >= self._list_cap:
-                raise HubError(
-                    f"{self.host} ends a listing at {self._list_cap} entries, and folder {folder or '/'!r} of "
-                    f"{repo} has at least "
-                    "as many: it cannot be listed completely; nothing was downloaded"
-                )
-            entries.extend(part.entries)
-            for entry in part.entries:
-                path = entry_path(entry)
-                if entry.get("Type") == "tree" and not path_fault(path) and path not in known:
-                    known.add(path)
-                    folders.append(path)
-        return Page(tuple(entries), page.short_id)
-
-    def revision_names(self, repo: str) -> dict[str, list[str]]:
-        """The names of branches and tags; empty where the hub does not say."""
-        names: dict[str, list[str]] = {"branches": [], "tags": []}
-        try:
-            document = self._get_json(f"/api/v1/models/{urllib.parse.quote(repo)}/revisions", {}, repo)
-            revisions = document["Data"]["RevisionMap"]
-            for kind in names:
-                names[kind] = [str(item["Revision"])[:100] for item in revisions.get(kind.capitalize()) or []][:50]
-        except (HubError, KeyError, TypeError, AttributeError):
-            # Only decorates an error message.
-            return names
-        return names
-
-    def open_file(self, repo: str, revision: str, path: str, offset: int) -> Any:
-        """The response with the bytes of *path* from *offset* on, if the server honours ranges."""
-        query = urllib.parse.urlencode({"Revision": revision, "FilePath": path})
-        request = self._request(f"/api/v1/models/{urllib.parse.quote(repo)}/repo?{query}")
-        if offset:
-            request.add_header("Range", f"bytes={offset}-")
-        return self._opener.open(request, timeout=self.policy.stall_s)
-
-    def is_own(self, url: str | None) -> bool:
-        """Whether *url* is the hub's interface, rather than the storage that it redirects to."""
-        return url is not None and url.startswith(self.endpoint + "/api/")
+    def open(self, address: str, headers: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Any:
+        """The answer to a GET of *address*, a path of the endpoint with its query, redirects followed."""
+        return self._opener.open(self._request(address, headers), timeout=timeout_s or self.policy.stall_s)
 
     def describe_route(self) -> str:
         """How requests leave this host, for a message; never with credentials."""
@@ -177,13 +169,12 @@ class Hub:
         except ValueError:
             return "through a proxy whose address in the task's environment is not valid"
 
-    def _page(self, repo: str, revision: str, params: dict[str, str]) -> Page:
-        document = self._get_json(
-            f"/api/v1/models/{urllib.parse.quote(repo)}/repo/files", {"Revision": revision, **params}, repo
-        )
-        return parse_page(document)
-
-    def _parse_json(self, body: bytes) -> Any:
+    def get_json(
+        self, path: str, params: Mapping[str, str], repo: str, explain: Callable[[Any], HubError | None] | None = None
+    ) -> Any:
+        """The JSON document at *path*; *explain* turns a refusal into an error where it knows a better one."""
+        query = "?" + urllib.parse.urlencode(params) if params else ""
+        body = self.get(path + query, repo, explain)
         try:
             return json.loads(body)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -192,39 +183,31 @@ class Hub:
                 "in its place"
             ) from error
 
-    def _request(self, path: str) -> urllib.request.Request:
-        request = urllib.request.Request(
-            self.endpoint + path, headers={"User-Agent": "socle", "Accept-Encoding": "identity"}
-        )
-        if self._token:
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-            request.add_unredirected_header("Cookie", f"m_session_id={self._token}")
-        return request
-
-    def _get_json(self, path: str, params: dict[str, str], repo: str) -> Any:
-        """A JSON document; a few attempts, since the hub is known for spurious refusals of listings."""
-        query = "?" + urllib.parse.urlencode(params) if params else ""
+    def get(self, address: str, repo: str, explain: Callable[[Any], HubError | None] | None = None) -> bytes:
+        """A short document about *repo*; a few attempts, since hubs are known for spurious refusals."""
         pause = self.policy.backoff_s
         last: Exception
         for attempt in range(1, self.policy.list_attempts + 1):
             try:
-                with self._opener.open(self._request(path + query), timeout=self.policy.list_timeout_s) as response:
-                    body = response.read(LISTING_MAX_BYTES + 1)
-                if len(body) > LISTING_MAX_BYTES:
-                    raise HubError(
-                        f"{self.host} answered more than {LISTING_MAX_BYTES >> 20} MiB to a listing of {repo}"
-                    )
+                with self.open(address, timeout_s=self.policy.list_timeout_s) as response:
+                    body: bytes = response.read(JSON_MAX_BYTES + 1)
+                if len(body) > JSON_MAX_BYTES:
+                    raise HubError(f"{self.host} answered more than {JSON_MAX_BYTES >> 20} MiB to a listing of {repo}")
             except urllib.error.HTTPError as error:
                 error.close()
+                known = explain(error) if explain else None
+                if known:
+                    raise known from error
                 if error.code == 404:
                     raise HubError(
                         f"{self.host} has no model {repo}: check the spelling (organisation/name)"
-                        + ("" if self._token else "; a private model needs a token"),
+                        + ("" if self.has_token else "; a private model needs a token"),
                         status=404,
                     ) from error
                 if error.code not in TRANSIENT | {401, 403}:
                     raise HubError(
-                        f"{self.host} answered {error.code} to a request for {repo}: the endpoint is no ModelScope hub",
+                        f"{self.host} answered {error.code} to a request for {repo}: the endpoint is no "
+                        f"{self._product}",
                         status=error.code,
                     ) from error
                 last = error
@@ -237,14 +220,14 @@ class Hub:
                     "redirects to is not valid"
                 ) from error
             else:
-                return self._parse_json(body)
+                return body
             if attempt < self.policy.list_attempts:
                 self.sleep(pause)
                 pause = min(pause * 2, self.policy.backoff_max_s)
         if isinstance(last, urllib.error.HTTPError) and last.code in (401, 403):
             raise HubError(
                 f"{self.host} refuses access to {repo} ({last.code}): "
-                + ("the token is not valid for it" if self._token else "it is private, give a token"),
+                + ("the token is not valid for it" if self.has_token else "it is private, give a token"),
                 status=last.code,
             )
         raise HubUnreachable(
@@ -252,6 +235,48 @@ class Hub:
             host=self.host,
             route=self.describe_route(),
         )
+
+    def _request(self, address: str, headers: Mapping[str, str] | None = None) -> urllib.request.Request:
+        request = urllib.request.Request(
+            self.endpoint + address, headers={"User-Agent": "socle", "Accept-Encoding": "identity", **(headers or {})}
+        )
+        for name, value in self._secrets.items():
+            request.add_unredirected_header(name, value)
+        return request
+
+
+class HttpOrigin:
+    """The files of one manifest at a hub; *locate* gives a file's address below the endpoint."""
+
+    kind = "wan"
+    ranges = True
+
+    def __init__(self, client: Client, locate: Callable[[ModelFile], str]) -> None:
+        self._client = client
+        self._locate = locate
+        self.host = client.host
+        self.policy = client.policy
+        self.sleep = client.sleep
+
+    def open_file(self, file: ModelFile, offset: int, end: int | None = None) -> Any:
+        """See origin.Origin."""
+        wanted = f"bytes={offset}-{'' if end is None else end - 1}" if offset or end is not None else None
+        return self._client.open(self._locate(file), {"Range": wanted} if wanted else None)
+
+    def is_own(self, url: str | None) -> bool:
+        """See origin.Origin: storage has another host, or at least another path, than the hub's interface."""
+        return url is not None and url.startswith(self._client.endpoint + "/api/")
+
+    def describe_route(self) -> str:
+        """See origin.Origin."""
+        return self._client.describe_route()
+
+
+def _opener(handlers: list[urllib.request.BaseHandler]) -> urllib.request.OpenerDirector:
+    opener = urllib.request.OpenerDirector()
+    for handler in handlers:
+        opener.add_handler(handler)
+    return opener
 
 
 def retry_after(error: urllib.error.HTTPError) -> float | None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Access, Client
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
@@ -73,7 +74,7 @@ def ensure(hub: HubSimulator, store: Path) -> Callable[..., dict[str, Any]]:
     """Run in process, without long pauses."""
 
     def run(endpoint: str = hub.url, token: str | None = None, list_cap: int = 3000, **options: Any) -> dict[str, Any]:
-        client = Hub(endpoint, token, proxy="", policy=FAST, list_cap=list_cap)
+        client = ModelScopeHub(Client(endpoint, Access(token, proxy=""), FAST), list_cap)
         request = Request(**{"repo": REPO, "revision": "master", "store": store, "reserve_bytes": 0, **options})
         return ensure_snapshot(request, client, Progress())
 

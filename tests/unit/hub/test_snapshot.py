@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import parse_files
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub, HubUnreachable
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Client, HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
@@ -216,7 +218,7 @@ def test_a_dead_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("http_proxy", "http://user:geheim@127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    client = Hub("http://hub.invalid", sleep=lambda _seconds: None)
+    client = ModelScopeHub(Client("http://hub.invalid", sleep=lambda _seconds: None))
     with pytest.raises(HubUnreachable, match=r"through the proxy 127.0.0.1:1") as caught:
         client.list_entries("Org/Model", "master")
     assert "geheim" not in str(caught.value) + str(caught.value.fields)
@@ -608,13 +610,13 @@ def test_a_login_page_is_named_and_other_faults_are_not_called_one(
 ) -> None:
     monkeypatch.setattr("urllib.request.proxy_bypass", lambda _host: False)
     monkeypatch.setenv("http_proxy", "http://proxy.example:port")
-    client = Hub(hub.url, policy=FAST)
+    client = ModelScopeHub(Client(hub.url, policy=FAST))
     with pytest.raises(HubUnreachable, match=r"through a proxy whose address .* is not valid") as caught:
         client.list_entries("Org/Model", "master")
     assert "login page" not in str(caught.value)
     assert "nonnumeric" not in str(caught.value)
     with pytest.raises(HubError, match=r"cannot be asked") as refused:
-        Hub(f"http://{'a' * 70}.example", proxy="", policy=FAST).list_entries("Org/Model", "master")
+        make_hub(endpoint=f"http://{'a' * 70}.example", proxy="", policy=FAST).resolve("Org/Model", "master")
     assert "login page" not in str(refused.value)
 
 
@@ -624,9 +626,9 @@ def test_a_login_page_is_named_and_other_faults_are_not_called_one(
 )
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(HubError, match=r"^endpoint must be an http or https address"):
-        Hub(address)
+        make_hub(endpoint=address)
     with pytest.raises(HubError, match=r"^proxy must be an http or https address"):
-        Hub("http://127.0.0.1", proxy=address)
+        make_hub(endpoint="http://127.0.0.1", proxy=address)
 
 
 @pytest.mark.parametrize("reserve", ["nan", "inf", "-inf", -1])
@@ -701,6 +703,6 @@ def test_a_linked_file_that_changes_before_it_is_published_is_noticed(
 
     request = Request(repo="Org/Model", revision="master", store=store, reserve_bytes=0)
     with pytest.raises(StoreError, match=rf"{WEIGHTS}, which .* shares with another revision, was changed"):
-        ensure_snapshot(request, Hub(hub.url, proxy="", policy=FAST), Meddler())
+        ensure_snapshot(request, make_hub(endpoint=hub.url, proxy="", policy=FAST), Meddler())
     assert published(store) == [old.name]
     assert contents(Path(ensure()["path"])) == contents(folder)
