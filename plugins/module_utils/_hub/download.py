@@ -12,11 +12,13 @@ import threading
 import time
 import urllib.error
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
@@ -61,17 +63,22 @@ class Meter:
     progress: Progress
     total: int
     done: int = 0
-    received: int = 0
+    received_by: dict[str, int] = field(default_factory=dict)
+    """Bytes that came over the network or from another folder, by Origin.kind; what came twice counts twice."""
     sources: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, count: int, path: str, received: bool = True) -> None:
-        """*count* more bytes are in place (or fewer, when a file starts over)."""
+    @property
+    def received(self) -> int:
+        return sum(self.received_by.values())
+
+    def add(self, count: int, path: str, kind: str | None = None) -> None:
+        """*count* more bytes are in place (or fewer, when a file starts over); *kind* of the origin they came from."""
         with self._lock:
             self.done += count
-            if received:
-                self.received += count
+            if kind:
+                self.received_by[kind] = self.received_by.get(kind, 0) + count
             self.progress.update("downloading", done=self.done, total=self.total, unit="B", detail=path)
         if self.stop.is_set():
             raise Cancelled
@@ -99,9 +106,9 @@ class _Part:
                 return
             self.digest.update(chunk)
             self.size += len(chunk)
-            self.meter.add(len(chunk), self._file.path, received=False)
+            self.meter.add(len(chunk), self._file.path)
 
-    def append(self, view: memoryview) -> None:
+    def append(self, view: memoryview, kind: str) -> None:
         count = len(view)
         self.digest.update(view)
         try:
@@ -110,21 +117,25 @@ class _Part:
         except OSError as error:
             raise StoreError(f"writing {self._file.path} failed: {error.strerror}", file=self._file.path) from error
         self.size += count
-        self.meter.add(count, self._file.path)
+        self.meter.add(count, self._file.path, kind)
 
     def restart(self) -> None:
         self._handle.seek(0)
         self._handle.truncate(0)
         size, self.size = self.size, 0
         self.digest = hashlib.sha256()
-        self.meter.add(-size, self._file.path, received=False)
+        self.meter.add(-size, self._file.path)
 
 
-def fetch_file(hub: Origin, file: ModelFile, location: Path, meter: Meter) -> None:
+def fetch_file(
+    origins: Sequence[Origin], file: ModelFile, location: Path, meter: Meter, shelf: Shelf | None = None
+) -> None:
     """Bring *file* to *location*, flushed to disk and proven; goes on behind what is there already.
 
-    Raises HashMismatch with the wrong content left at *location*, or HubError when the hub stops answering.
+    *origins* in order of preference; *shelf* learns what can be served on. Raises HashMismatch with the wrong content
+    left at *location*, or HubError when no origin answers any more.
     """
+    hub = origins[0]
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(location, flags, 0o600), "r+b", buffering=0) as handle:
         part = _Part(handle, file, meter)
@@ -170,6 +181,8 @@ def fetch_file(hub: Origin, file: ModelFile, location: Path, meter: Meter) -> No
                 _pause(hub, pause, meter)
         os.fchmod(handle.fileno(), 0o444)
         os.fsync(handle.fileno())
+    if shelf is not None:
+        shelf.prove(file.path, location)
 
 
 def _pause(hub: Origin, seconds: float, meter: Meter) -> None:
@@ -255,7 +268,7 @@ def _copy(hub: Origin, response: Any, file: ModelFile, part: _Part) -> None:
             fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
             sample_s, sample_bytes = 0.0, 0
         window_bytes += len(view)
-        part.append(view)
+        part.append(view, hub.kind)
         if now - window_start >= policy.slow_window_s:
             if window_bytes < policy.slow_bytes_per_s * (now - window_start):
                 raise _Interrupted(f"stalled at {window_bytes / (now - window_start):.0f} bytes per second")

@@ -295,7 +295,7 @@ class _Run:
 
     def _fetch(self, manifest: Manifest, files: list[ModelFile], job: Path, meter: Meter) -> None:
         """Bring *files* into the tree of *job*, largest first; the first failure ends all of them."""
-        origin = self.hub.origin(manifest)
+        origins = [self.hub.origin(manifest)]
 
         def fetch(file: ModelFile) -> None:
             try:
@@ -303,7 +303,7 @@ class _Run:
                     return
                 place = job / "tree" / file.path
                 make_folder(place.parent)
-                fetch_file(origin, file, part_of(job, file), meter)
+                fetch_file(origins, file, part_of(job, file), meter)
                 part_of(job, file).replace(place)
             except HashMismatch as error:
                 kept = self.store.reject(job, file, manifest.id)
