@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 
+class NotYet(OSError):
+    """The origin is alive, but has no more of this file at the moment: no failure, just ask it again.
+
+    A neighbour raises it from open_file() or from reading, at most every few seconds; it has waited already.
+    """
+
+
 class Origin(Protocol):
     """One place that holds the files of one manifest."""
 
