@@ -1,0 +1,322 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Serves the files of one snapshot to the neighbours, also while they still grow. Private to socle.inference.
+
+A small HTTP/1.1 server on one address of the host: GET and HEAD of the paths of the manifest, a bearer token, one
+range, one request per connection. The entity tag names the generation of a file: after a restart of the file, a request
+with If-Range gets it from its start. A request for more than there is waits Limits.hold_s and is then told so (503,
+"waiting"), so that a neighbour can tell a slow source from a dead one; 410 says that nothing more will come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import socket
+import stat
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
+from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
+
+STATE_HEADER = "X-Socle-State"
+WAITING = "waiting"
+ENDED = "ended"
+SEND_BYTES = 4 << 20
+"""Between two looks at the generation; what is sent of a file that starts over is at most this."""
+RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+REASONS = {
+    200: "OK",
+    206: "Partial Content",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    410: "Gone",
+    416: "Range Not Satisfiable",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a relay puts up with."""
+
+    connections: int = 64
+    """At once; 15 neighbours with 4 connections each, and some."""
+    header_s: float = 5.0
+    """For the whole request: a client that sends one byte at a time is cut off as well."""
+    header_bytes: int = 8192
+    hold_s: float = 5.0
+    """For a file to grow, before the client is told to ask again."""
+    send_s: float = 30.0
+    """For a client that takes nothing."""
+
+
+class _Refused(Exception):
+    """The request gets a short answer with this status."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(status)
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A request that may be answered."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+class Relay:
+    """The server; close() ends it with all its connections."""
+
+    def __init__(self, shelf: Shelf, address: str, tokens: Iterable[str], limits: Limits | None = None) -> None:
+        self._shelf = shelf
+        self._limits = limits or Limits()
+        self._tokens = [token.encode() for token in tokens]
+        self._nonce = secrets.token_hex(6)
+        self._slots = threading.BoundedSemaphore(self._limits.connections)
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._used = time.monotonic()
+        self._closed = False
+        self._listener = _listen(address)
+        self.address, self.port = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    def admit(self, token: str) -> None:
+        """Accept *token* as well: of a later run that joins this one."""
+        with self._lock:
+            if token.encode() not in self._tokens:
+                self._tokens.append(token.encode())
+
+    def idle_s(self) -> float:
+        """Seconds since a neighbour was last served."""
+        return time.monotonic() - self._used
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            connections = list(self._open)
+        # A plain close would leave accept() waiting.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _client = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                # Out of descriptors, or a client that was gone at once.
+                time.sleep(0.1)
+                continue
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="relay", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):
+                try:
+                    wanted = _read_request(connection, self._limits)
+                    self._check_token(wanted)
+                    self._answer(connection, wanted)
+                except _Refused as refused:
+                    connection.settimeout(self._limits.header_s)
+                    connection.sendall(_head(refused.status, {**refused.headers, "Content-Length": "0"}))
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            self._slots.release()
+
+    def _check_token(self, wanted: _Wanted) -> None:
+        kind, _blank, token = wanted.headers.get("authorization", "").partition(" ")
+        given = token.encode("latin-1", "replace")
+        with self._lock:
+            known = [hmac.compare_digest(given, token) for token in self._tokens]
+        if kind != "Bearer" or not any(known):
+            raise _Refused(401)
+        self._used = time.monotonic()
+
+    def _answer(self, connection: socket.socket, wanted: _Wanted) -> None:
+        if wanted.method not in ("GET", "HEAD"):
+            raise _Refused(405, Allow="GET, HEAD")
+        # Looked up, never joined to a folder: what the manifest does not name does not exist.
+        known = self._shelf.files.get(wanted.path)
+        if known is None:
+            raise _Refused(404)
+        generation = known.generation
+        offset, end, partial = self._read_range(wanted, known)
+        if wanted.method == "HEAD":
+            connection.sendall(_head(206 if partial else 200, self._describe(known, offset, end, partial)))
+            return
+        file, descriptor = self._open_file(known, offset)
+        try:
+            if file.generation != generation and partial and "if-range" in wanted.headers:
+                # It started over just now: asked again, it is sent from its start.
+                raise _Refused(503, **{STATE_HEADER: WAITING})
+            headers = self._describe(file, offset, end, partial)
+            _limit_sending(connection, self._limits.send_s)
+            connection.sendall(_head(206 if partial else 200, headers))
+            self._send(connection, descriptor, file, offset, end)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _read_range(self, wanted: _Wanted, file: Growing) -> tuple[int, int, bool]:
+        """First byte, end, and whether that is less than was asked of the whole file."""
+        asked = wanted.headers.get("range")
+        stale = wanted.headers.get("if-range", self._tag(file)) != self._tag(file)
+        if asked is None or stale:
+            return 0, file.size, False
+        found = RANGE.fullmatch(asked)
+        if not found:
+            raise _Refused(400)
+        first, end = int(found[1]), int(found[2]) + 1 if found[2] else file.size
+        if first >= file.size or end <= first:
+            raise _Refused(416, Content_Range=f"bytes */{file.size}")
+        return first, min(end, file.size), True
+
+    def _tag(self, file: Growing) -> str:
+        return f'"{self._nonce}-{file.generation}"'
+
+    def _describe(self, file: Growing, offset: int, end: int, partial: bool) -> dict[str, str]:
+        headers = {
+            "Content-Length": str(end - offset),
+            "Content-Type": "application/octet-stream",
+            "Accept-Ranges": "bytes",
+            "ETag": self._tag(file),
+        }
+        if partial:
+            headers["Content-Range"] = f"bytes {offset}-{end - 1}/{file.size}"
+        return headers
+
+    def _open_file(self, known: Growing, offset: int) -> tuple[Growing, int | None]:
+        """The file once it holds more than *offset* bytes, opened; an empty one needs no descriptor."""
+        until = time.monotonic() + self._limits.hold_s
+        while True:
+            if known.size == 0:
+                return known, None
+            file = self._shelf.wait(known.path, offset, None, max(0.0, until - time.monotonic()))
+            if file is not None and file.location is not None:
+                with contextlib.suppress(OSError):
+                    descriptor = os.open(file.location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+                    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                        return file, descriptor
+                    os.close(descriptor)
+            elif self._shelf.closed:
+                raise _Refused(410, **{STATE_HEADER: ENDED})
+            if time.monotonic() >= until or self._closed:
+                raise _Refused(503, **{STATE_HEADER: WAITING})
+            # It is just being moved to its final place.
+            time.sleep(0.05)
+
+    def _send(self, connection: socket.socket, descriptor: int | None, file: Growing, offset: int, end: int) -> None:
+        """Send what there is, and what comes; ends early where the file starts over, or stays as it is too long."""
+        while offset < end and descriptor is not None and not self._closed:
+            grown = self._shelf.wait(file.path, offset, file.generation, self._limits.hold_s)
+            if grown is None:
+                return
+            upto = min(grown.prefix, end, offset + SEND_BYTES)
+            count = os.sendfile(connection.fileno(), descriptor, offset, upto - offset)
+            if count == 0:
+                return
+            offset += count
+            self._used = time.monotonic()
+
+
+def check_address(address: str) -> None:
+    """Raise HubError unless *address* is one address, for neighbours to connect to."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        raise HubError(f"lan_address must be an IP address of the host, found {address[:100]!r}") from None
+    if parsed.is_unspecified or parsed.is_multicast:
+        raise HubError(
+            f"lan_address must be one address of the host, found {address}: a model is never served on all of them"
+        )
+
+
+def _listen(address: str) -> socket.socket:
+    check_address(address)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise HubError(
+            f"the models cannot be served on {address} ({error.strerror}): set lan_address to an address of the host "
+            "that its neighbours reach"
+        ) from error
+    return listener
+
+
+def _limit_sending(connection: socket.socket, seconds: float) -> None:
+    """sendfile() needs a blocking socket; the kernel's own limit ends it where nothing is taken."""
+    connection.settimeout(None)
+    connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+    )
+
+
+def _read_request(connection: socket.socket, limits: Limits) -> _Wanted:
+    until = time.monotonic() + limits.header_s
+    received = b""
+    while b"\r\n\r\n" not in received:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise _Refused(408)
+        if len(received) > limits.header_bytes:
+            raise _Refused(431)
+        connection.settimeout(left)
+        try:
+            chunk = connection.recv(4096)
+        except socket.timeout:
+            raise _Refused(408) from None
+        if not chunk:
+            raise _Refused(400)
+        received += chunk
+    lines = received.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    parts = lines[0].split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
+        raise _Refused(400)
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or name != name.strip():
+            raise _Refused(400)
+        headers[name.lower()] = value.strip()
+    return _Wanted(parts[0], urllib.parse.unquote(parts[1][1:], errors="replace"), headers)
+
+
+def _head(status: int, headers: dict[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} {REASONS[status]}", *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join([*lines, "Connection: close", "", ""])).encode("latin-1")
