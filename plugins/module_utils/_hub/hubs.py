@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
-from ansible_collections.socle.inference.plugins.module_utils._hub import modelscope
+from ansible_collections.socle.inference.plugins.module_utils._hub import huggingface, modelscope
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Access, Client
@@ -33,4 +33,9 @@ def make_hub(
             token_cookie=modelscope.TOKEN_COOKIE,
         )
         return modelscope.ModelScopeHub(client)
+    if source == "huggingface":
+        client = Client(
+            endpoint or huggingface.ENDPOINT, Access(token, proxy, ca_file), policy, product="Hugging Face hub"
+        )
+        return huggingface.HuggingFaceHub(client)
     raise HubError(f"source must be one of {', '.join(SOURCES)}, found {source!r}")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ LIST_CAP = 3000
 
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 1024
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -62,6 +64,12 @@ def parse_page(document: Any) -> Page:
 def entry_path(entry: Mapping[str, Any]) -> Any:
     """The path of an entry, as the hub wrote it."""
     return entry.get("Path") or entry.get("Name")
+
+
+def has_hash(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry says what its content is."""
+    sha256 = entry.get("Sha256")
+    return isinstance(sha256, str) and SHA256.fullmatch(sha256.lower()) is not None
 
 
 def path_fault(path: Any) -> str | None:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
+    EMPTY_SHA256,
     LIST_CAP,
-    ModelFile,
     Page,
     entry_path,
+    has_hash,
     head_commit,
     is_commit,
     parse_files,
@@ -58,7 +60,7 @@ class ModelScopeHub:
         else:
             commit = head_commit(page.entries, page.short_id)
             origin = "shortid-match" if commit else "none"
-        files = parse_files(page.entries)
+        files = parse_files(self._with_hashes(repo, commit or revision, page.entries))
         if not files:
             raise HubError(f"{repo} at {revision} has no files on {self.host}")
         return Manifest(NAME, repo, revision, commit, origin, files, utc_now())
@@ -66,12 +68,7 @@ class ModelScopeHub:
     def origin(self, manifest: Manifest) -> HttpOrigin:
         """See origin.Hub."""
         revision = manifest.commit or manifest.requested
-        base = f"/api/v1/models/{urllib.parse.quote(manifest.repo)}/repo"
-
-        def locate(file: ModelFile) -> str:
-            return f"{base}?{urllib.parse.urlencode({'Revision': revision, 'FilePath': file.path})}"
-
-        return HttpOrigin(self._client, locate)
+        return HttpOrigin(self._client, lambda file: _file_address(manifest.repo, revision, file.path), ("/api/",))
 
     def list_entries(self, repo: str, revision: str) -> Page:
         """Everything that *revision* holds; walks folder by folder where one listing would be cut off."""
@@ -92,6 +89,8 @@ class ModelScopeHub:
                     f"{repo} has at least "
                     "as many: it cannot be listed completely; nothing was downloaded"
                 )
+            if part.short_id != page.short_id:
+                raise HubError(f"{repo} at {revision} moved while {self.host} listed it: run this again")
             entries.extend(part.entries)
             for entry in part.entries:
                 path = entry_path(entry)
@@ -113,9 +112,34 @@ class ModelScopeHub:
             return names
         return names
 
+    def _with_hashes(
+        self, repo: str, revision: str, entries: tuple[Mapping[str, Any], ...]
+    ) -> tuple[Mapping[str, Any], ...]:
+        """*entries*, with the hashes that the listing lacks asked for file by file."""
+        if any(path_fault(entry_path(entry)) for entry in entries):
+            return entries
+        lacking = [entry for entry in entries if entry.get("Type") != "tree" and not has_hash(entry)]
+
+        def ask(entry: Mapping[str, Any]) -> str | None:
+            if entry.get("Size") == 0:
+                # No range of an empty file can be asked for.
+                return EMPTY_SHA256
+            return self._client.linked_hash(_file_address(repo, revision, entry_path(entry)), repo)
+
+        with ThreadPoolExecutor(self.policy.connections) as pool:
+            found = dict(zip((entry_path(entry) for entry in lacking), pool.map(ask, lacking)))
+        return tuple(
+            {**entry, "Sha256": found[path]} if (path := entry_path(entry)) in found else entry for entry in entries
+        )
+
     def _page(self, repo: str, revision: str, params: dict[str, str]) -> Page:
         return parse_page(
             self._client.get_json(
                 f"/api/v1/models/{urllib.parse.quote(repo)}/repo/files", {"Revision": revision, **params}, repo
             )
         )
+
+
+def _file_address(repo: str, revision: str, path: str) -> str:
+    query = urllib.parse.urlencode({"Revision": revision, "FilePath": path})
+    return f"/api/v1/models/{urllib.parse.quote(repo)}/repo?{query}"

@@ -14,10 +14,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional, TypeVar
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import SHA256, ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -29,7 +29,12 @@ NETWORK_ERRORS = (OSError, http.client.HTTPException)
 
 TOKEN = re.compile(r"[\x21-\x7e]+")
 ADDRESS = re.compile(r"[\x21-\x7e]+")
+AGENT = "socle"
 SECRET_HEADERS = ("Authorization", "Cookie", "Proxy-authorization")
+
+
+T = TypeVar("T")
+Explain = Callable[[urllib.error.HTTPError], Optional[HubError]]
 
 
 class HubUnreachable(HubError):
@@ -141,16 +146,9 @@ class Client:
             proxy = access.proxy
             self._proxies = dict.fromkeys(("http", "https"), _checked_address("proxy", proxy)) if proxy else {}
         self._has_ca_file = bool(access.ca_file)
-        handlers = [
-            urllib.request.ProxyHandler(self._proxies),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=_tls_context(access.ca_file)),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.UnknownHandler(),
-        ]
-        self._direct = _opener(handlers)
-        self._opener = _opener([*handlers, _Redirects(self.endpoint)])
+        context = _tls_context(access.ca_file)
+        self._opener = _opener(self._proxies, context, _Redirects(self.endpoint))
+        self._one_step = _opener(self._proxies, context)
 
     def open(self, address: str, headers: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Any:
         """The answer to a GET of *address*, a path of the endpoint with its query, redirects followed."""
@@ -169,58 +167,60 @@ class Client:
         except ValueError:
             return "through a proxy whose address in the task's environment is not valid"
 
-    def get_json(
-        self, path: str, params: Mapping[str, str], repo: str, explain: Callable[[Any], HubError | None] | None = None
-    ) -> Any:
-        """The JSON document at *path*; *explain* turns a refusal into an error where it knows a better one."""
+    def get_json(self, path: str, params: Mapping[str, str], repo: str, explain: Explain | None = None) -> Any:
+        """The JSON document at *path* about *repo*."""
+        return self.get_page(path, params, repo, explain)[0]
+
+    def get_page(
+        self, path: str, params: Mapping[str, str], repo: str, explain: Explain | None = None
+    ) -> tuple[Any, Mapping[str, str]]:
+        """The JSON document at *path* about *repo*, and the headers of the answer."""
         query = "?" + urllib.parse.urlencode(params) if params else ""
-        body = self.get(path + query, repo, explain)
+        body, headers = self._insist(lambda: self._read(path + query, JSON_MAX_BYTES, repo), repo, explain)
         try:
-            return json.loads(body)
+            return json.loads(body), headers
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            what = "nothing" if not body else "no JSON"
             raise HubError(
-                f"{self.host} did not answer JSON ({self.describe_route()}): a proxy or login page answered "
-                "in its place"
+                f"{self.host} answered {what} to a listing of {repo} ({self.describe_route()}): a proxy or login page "
+                "answered in its place"
             ) from error
 
-    def get(self, address: str, repo: str, explain: Callable[[Any], HubError | None] | None = None) -> bytes:
-        """A short document about *repo*; a few attempts, since hubs are known for spurious refusals."""
+    def get(self, address: str, limit: int, repo: str, explain: Explain | None = None) -> bytes:
+        """A small file of *repo* at *address*, of at most *limit* bytes."""
+        return self._insist(lambda: self._read(address, limit, repo), repo, explain)[0]
+
+    def linked_hash(self, address: str, repo: str, explain: Explain | None = None) -> str | None:
+        """The SHA-256 that the hub, or the storage that it redirects to, names for the file at *address*."""
+        return self._insist(lambda: self._ask_hash(address), repo, explain)
+
+    def _insist(self, ask: Callable[[], T], repo: str, explain: Explain | None) -> T:
+        """What *ask* returns, after a few attempts, since hubs are known for spurious refusals.
+
+        *explain* turns a refusal into an error where it knows a better one.
+        """
         pause = self.policy.backoff_s
         last: Exception
         for attempt in range(1, self.policy.list_attempts + 1):
             try:
-                with self.open(address, timeout_s=self.policy.list_timeout_s) as response:
-                    body: bytes = response.read(JSON_MAX_BYTES + 1)
-                if len(body) > JSON_MAX_BYTES:
-                    raise HubError(f"{self.host} answered more than {JSON_MAX_BYTES >> 20} MiB to a listing of {repo}")
+                return ask()
             except urllib.error.HTTPError as error:
                 error.close()
                 known = explain(error) if explain else None
                 if known:
                     raise known from error
-                if error.code == 404:
-                    raise HubError(
-                        f"{self.host} has no model {repo}: check the spelling (organisation/name)"
-                        + ("" if self.has_token else "; a private model needs a token"),
-                        status=404,
-                    ) from error
-                if error.code not in TRANSIENT | {401, 403}:
-                    raise HubError(
-                        f"{self.host} answered {error.code} to a request for {repo}: the endpoint is no "
-                        f"{self._product}",
-                        status=error.code,
-                    ) from error
+                self._judge_status(error, repo)
                 last = error
                 pause = retry_after(error) or pause
             except NETWORK_ERRORS as error:
                 last = error
+                if _is_distrust(error):
+                    break
             except ValueError as error:
                 raise HubError(
                     f"{self.host} cannot be asked {self.describe_route()}: its address, the proxy's or one that it "
                     "redirects to is not valid"
                 ) from error
-            else:
-                return body
             if attempt < self.policy.list_attempts:
                 self.sleep(pause)
                 pause = min(pause * 2, self.policy.backoff_max_s)
@@ -230,15 +230,69 @@ class Client:
                 + ("the token is not valid for it" if self.has_token else "it is private, give a token"),
                 status=last.code,
             )
+        hint = ""
+        if _is_distrust(last):
+            hint = "; give the certificate of the authority that signed it with ca_file"
+            if self._has_ca_file:
+                hint = "; neither ca_file nor the system's authorities signed it"
         raise HubUnreachable(
-            f"{self.host} cannot be reached {self.describe_route()} ({reason_of(last)})",
+            f"{self.host} cannot be reached {self.describe_route()} ({reason_of(last)}{hint})",
             host=self.host,
             route=self.describe_route(),
         )
 
+    def _judge_status(self, error: urllib.error.HTTPError, repo: str) -> None:
+        """Raise for a status that another try cannot change."""
+        if error.code == 407:
+            raise HubUnreachable(
+                f"{self.host} cannot be reached {self.describe_route()}, which wants credentials: give them in "
+                "HTTPS_PROXY of the task's environment",
+                host=self.host,
+                route=self.describe_route(),
+            ) from error
+        if error.code == 404:
+            raise HubError(
+                f"{self.host} has no model {repo}: check the spelling (organisation/name)"
+                + ("" if self.has_token else "; a private model needs a token"),
+                status=404,
+            ) from error
+        if error.code not in TRANSIENT | {401, 403}:
+            raise HubError(
+                f"{self.host} answered {error.code} to a request for {repo}: the endpoint is no {self._product}",
+                status=error.code,
+            ) from error
+
+    def _read(self, address: str, limit: int, repo: str) -> tuple[bytes, Mapping[str, str]]:
+        with self.open(address, timeout_s=self.policy.list_timeout_s) as response:
+            if self.endpoint.startswith("https:") and not str(response.geturl()).startswith("https:"):
+                raise HubError(f"{self.host} leads from HTTPS to plain HTTP for {repo}, which anybody could change")
+            body: bytes = response.read(limit + 1)
+            if len(body) > limit:
+                raise HubError(f"{self.host} answered more than {limit >> 20} MiB to a request for {repo}")
+            return body, response.headers
+
+    def _ask_hash(self, address: str) -> str | None:
+        request = self._request(address, {"Range": "bytes=0-0"})
+        try:
+            with self._one_step.open(request, timeout=self.policy.list_timeout_s) as response:
+                return _linked_hash(response.headers)
+        except urllib.error.HTTPError as error:
+            location = error.headers.get("Location")
+            if error.code not in REDIRECTS or not location:
+                raise
+            error.close()
+            found = _linked_hash(error.headers)
+            if found:
+                return found
+        target = urllib.parse.urljoin(self.endpoint + address, location)
+        headers = {"User-Agent": AGENT, "Accept-Encoding": "identity", "Range": "bytes=0-0"}
+        request = urllib.request.Request(target, headers=headers)
+        with self._opener.open(request, timeout=self.policy.list_timeout_s) as response:
+            return _linked_hash(response.headers)
+
     def _request(self, address: str, headers: Mapping[str, str] | None = None) -> urllib.request.Request:
         request = urllib.request.Request(
-            self.endpoint + address, headers={"User-Agent": "socle", "Accept-Encoding": "identity", **(headers or {})}
+            self.endpoint + address, headers={"User-Agent": AGENT, "Accept-Encoding": "identity", **(headers or {})}
         )
         for name, value in self._secrets.items():
             request.add_unredirected_header(name, value)
@@ -246,14 +300,16 @@ class Client:
 
 
 class HttpOrigin:
-    """The files of one manifest at a hub; *locate* gives a file's address below the endpoint."""
+    """The files of one manifest at a hub; *locate* gives a file's address below the endpoint, *interface* what
+    addresses there begin with that are no storage."""
 
     kind = "wan"
     ranges = True
 
-    def __init__(self, client: Client, locate: Callable[[ModelFile], str]) -> None:
+    def __init__(self, client: Client, locate: Callable[[ModelFile], str], interface: tuple[str, ...]) -> None:
         self._client = client
         self._locate = locate
+        self._interface = tuple(client.endpoint + prefix for prefix in interface)
         self.host = client.host
         self.policy = client.policy
         self.sleep = client.sleep
@@ -265,18 +321,41 @@ class HttpOrigin:
 
     def is_own(self, url: str | None) -> bool:
         """See origin.Origin: storage has another host, or at least another path, than the hub's interface."""
-        return url is not None and url.startswith(self._client.endpoint + "/api/")
+        return url is not None and url.startswith(self._interface)
 
     def describe_route(self) -> str:
         """See origin.Origin."""
         return self._client.describe_route()
 
 
-def _opener(handlers: list[urllib.request.BaseHandler]) -> urllib.request.OpenerDirector:
+def _opener(
+    proxies: dict[str, str], context: ssl.SSLContext, *more: urllib.request.BaseHandler
+) -> urllib.request.OpenerDirector:
+    """Speaks HTTP and HTTPS, and nothing else that a redirect could name."""
     opener = urllib.request.OpenerDirector()
-    for handler in handlers:
+    for handler in (
+        urllib.request.ProxyHandler(proxies),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=context),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+        *more,
+    ):
         opener.add_handler(handler)
     return opener
+
+
+def _linked_hash(headers: Any) -> str | None:
+    """The SHA-256 in the header with which hubs and their storage name a large file's content."""
+    value = (headers.get("X-Linked-ETag") or "").strip().strip('"').lower()
+    return value if SHA256.fullmatch(value) else None
+
+
+def _is_distrust(error: BaseException) -> bool:
+    """Whether a certificate was refused, which no further attempt changes."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(reason, ssl.SSLCertVerificationError)
 
 
 def retry_after(error: urllib.error.HTTPError) -> float | None:
@@ -291,6 +370,10 @@ def reason_of(error: BaseException) -> str:
         return f"status {error.code}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, BaseException) else OSError(str(error.reason))
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
     if isinstance(error, http.client.InvalidURL):
         return "an address that is not valid"
     if isinstance(error, TimeoutError) or "timed out" in str(error):
