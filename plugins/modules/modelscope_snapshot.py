@@ -199,7 +199,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._hub.store import reserve_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 

@@ -4,35 +4,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import (
+    Adopted,
+    Candidates,
+    adopt_files,
+    find_candidates,
+)
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import utc
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
     HashMismatch,
     Meter,
     fetch_file,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.gc import reclaimable_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
+    Allowed,
+    Fault,
+    StoreFacts,
+    judge,
+    needed_bytes,
+    newest_time,
+    read_facts,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     Inspection,
     RepoStore,
     Source,
-    Space,
-    check_space,
     make_folder,
     part_of,
-    read_space,
     remove_job,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.structure import check_structure
@@ -44,6 +60,7 @@ REPO = re.compile(rf"{PART}/{PART}")
 LINK = re.compile(PART)
 REVISION = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]{1,200}")
 SHOWN_FILES = 100
+DIRECTORY = "directory"
 
 
 @dataclass(frozen=True)
@@ -55,11 +72,23 @@ class Request:
     store: Path
     link: str | None = None
     full: bool = False
+    structure: bool = False
+    """Also look into the files of a snapshot that is in place already."""
+    verify_max_age_s: float | None = None
+    """Hash everything where that was last done longer ago, or never."""
     reserve_bytes: int | None = None
     lock_timeout_s: float = 600.0
     content_id: str | None = None
+    manifest: Manifest | None = None
+    """What the revision is known to be: then no hub is asked for it."""
+    adopt_from: tuple[Path, ...] = ()
+    allow_shared_fs: bool = False
+    allow_volatile_fs: bool = False
+    force: bool = False
     offline: bool = False
     check: bool = False
+    probe: bool = False
+    """In check mode: try writing into the store nevertheless."""
 
 
 @dataclass
@@ -68,49 +97,103 @@ class _Found:
     inspection: Inspection
 
 
+@dataclass
+class _Done:
+    """What a run did, for its result."""
+
+    meter: Meter
+    linked: dict[str, os.stat_result] = field(default_factory=dict)
+    adopted: Adopted = field(default_factory=Adopted)
+    reused_part: int = 0
+    repaired: bool = False
+
+
+Origins = Callable[[Manifest], Sequence[Origin]]
+Facts = Callable[[Path, "tuple[Path, ...]", float, bool], StoreFacts]
+
+
 class _Run:
-    def __init__(self, request: Request, hub: Hub, progress: Progress, space: Callable[[Path], Space]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        hub: Hub,
+        progress: Progress,
+        origins: Origins | None,
+        shelf: Shelf | None,
+        facts: Facts,
+    ) -> None:
+        if hub.name == DIRECTORY and request.manifest is None:
+            # What a folder holds has a place in the store by what it is, not by how it came.
+            request = replace(request, manifest=hub.resolve(request.repo, request.revision))
         self.request = request
         self.hub = hub
+        self.origins = origins or (lambda manifest: [hub.origin(manifest)])
+        self.shelf = shelf
         self.progress = progress
-        self.space = space
+        self.facts = facts
         self.started = time.monotonic()
         self.verify_s = 0.0
         self.warnings: list[str] = []
-        self.store = RepoStore(request.store, hub.name, request.repo)
+        self.store = RepoStore(request.store, request.manifest.hub if request.manifest else hub.name, request.repo)
         self.link = request.link or posixpath.basename(request.repo)
         self.ledger = self.store.read_ledger()
+        self.looked: dict[str, Any] = {}
 
     def ensure(self) -> dict[str, Any]:
         previous = self.store.read_link(self.link)
         found = self._resolve()
         manifest, inspection = found.manifest, found.inspection
         self._check_pin(manifest)
+        self._shelve(inspection.intact, self.store.revision(manifest.id))
         if inspection.whole and previous == manifest.id:
+            if self.request.structure or self._is_full(manifest):
+                self._check_structure(manifest)
             if not self.request.check:
                 self._tidy(found)
             return self._result(found, previous, changed=False)
         if self.request.check:
             return self._result(found, previous, changed=True)
+        candidates = self._candidates(inspection)
+        faults = self._precheck(found, self._planned(found, candidates), probe=True)
+        if faults:
+            raise StoreError(
+                "; ".join(fault.message for fault in faults), faults=[fault.id for fault in faults], store=self.looked
+            )
         try:
             self.store.prepare()
             with self.store.locked(self.request.lock_timeout_s, self.progress, self.hub.sleep):
-                return self._change(manifest, inspection)
+                return self._change(manifest, inspection, candidates)
         except OSError as error:
             raise StoreError(
                 f"the store {self.request.store} cannot be written: {error.strerror or error} "
                 f"({error.filename or 'no name'})"
             ) from error
 
+    def _shelve(self, paths: Iterable[str], folder: Path) -> None:
+        """Whoever serves these files on finds them, proven, in *folder*."""
+        for path in paths if self.shelf else ():
+            if self.shelf and path in self.shelf.files:
+                self.shelf.prove(path, folder / path)
+
+    def _is_full(self, manifest: Manifest) -> bool:
+        """Whether everything is to be hashed: it was asked for, or the last time is too long ago."""
+        if self.request.full or self.request.verify_max_age_s is None:
+            return self.request.full
+        checked = self.ledger.full_check(manifest.id)
+        return checked is None or time.time() - checked > self.request.verify_max_age_s
+
     # What is asked for
 
     def _resolve(self) -> _Found:
         """The manifest of the requested revision: from the hub, or from the store where that is enough."""
         request = self.request
-        local = self.store.known(request.revision, self.ledger)
-        found = (
-            _Found(local, self._inspect(local)) if local and (request.offline or is_commit(request.revision)) else None
-        )
+        local = request.manifest or self.store.known(request.revision, self.ledger)
+        settled = request.offline or is_commit(request.revision) or request.manifest is not None
+        found = _Found(local, self._inspect(local)) if local and settled else None
+        if request.manifest and found:
+            self._check_known(request.manifest)
+            if not request.offline:
+                return found
         if request.offline:
             if found is None:
                 raise StoreError(
@@ -118,11 +201,12 @@ class _Run:
                     "download it once with offline unset"
                 )
             if not found.inspection.whole:
+                self._remember(found)
                 raise StoreError(
                     f"{request.repo} at {request.revision} has {len(found.inspection.wanted)} missing or "
-                    "damaged files and "
-                    f"{len(found.inspection.extra)} foreign ones in the store, and offline is set: repair it "
-                    "with offline unset",
+                    f"damaged files{_named([file.path for file in found.inspection.wanted])} and "
+                    f"{len(found.inspection.extra)} foreign ones{_named(found.inspection.extra)} in the store, and "
+                    "offline is set: repair it with offline unset",
                     wanted=[file.path for file in found.inspection.wanted][:SHOWN_FILES],
                     extra=found.inspection.extra[:SHOWN_FILES],
                 )
@@ -146,16 +230,20 @@ class _Run:
                 "proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), or set another endpoint",
                 **error.fields,
             ) from error
+        self._check_known(manifest)
+        return _Found(manifest, self._inspect(manifest))
+
+    def _check_known(self, manifest: Manifest) -> None:
+        """Refuse other files under a name that had some before."""
         known = self.store.read_manifest(manifest.id)
         if known and known.content_id != manifest.content_id:
+            who = "the manifest that was given" if self.request.manifest else self.hub.host
             raise HubError(
-                f"{self.hub.host} now lists other files for {request.repo} at {manifest.id} than when it was "
-                "downloaded: "
+                f"{who} now lists other files for {manifest.repo} at {manifest.id} than when it was downloaded: "
                 f"{manifest.content_id} instead of {known.content_id}; nothing was changed, find out why",
                 content_id=manifest.content_id,
                 expected=known.content_id,
             )
-        return _Found(manifest, self._inspect(manifest))
 
     def _ask(self) -> Manifest:
         self.progress.update("listing", detail=self.hub.host)
@@ -174,24 +262,68 @@ class _Run:
             )
 
     def _inspect(self, manifest: Manifest, full: bool | None = None) -> Inspection:
-        started = time.monotonic()
+        started, now = time.monotonic(), time.time()
+        full = self._is_full(manifest) if full is None else full
         try:
-            found = self.store.inspect(
-                manifest, self.ledger, self.request.full if full is None else full, self.progress
-            )
+            found = self.store.inspect(manifest, self.ledger, full, self.progress)
         except OSError as error:
             raise StoreError(f"{error.filename} cannot be verified: {error.strerror}") from error
         finally:
             self.verify_s += time.monotonic() - started
+        found.full = full
+        if found.hashed_files and found.hashed_files == len(found.intact) + len(found.rotten):
+            found.full_s = now
         self._learn(manifest, found)
         return found
 
     def _learn(self, manifest: Manifest, found: Inspection) -> None:
+        for inode, device in found.rotten:
+            self.ledger.forget(inode, device)
         for file in manifest.files:
             if file.path in found.intact:
                 self.ledger.note(manifest.id, file, found.intact[file.path])
         for path in found.damaged:
             self.ledger.files(manifest.id).pop(path, None)
+        if found.full_s and not found.wanted:
+            self.ledger.note_full(manifest.id, found.full_s)
+
+    def _check_structure(self, manifest: Manifest) -> None:
+        folder = self.store.revision(manifest.id)
+        self.progress.update("checking structure")
+        check_structure(manifest.files, lambda path: folder / path)
+
+    # What is in the way
+
+    def _candidates(self, inspection: Inspection) -> Candidates:
+        if not self.request.adopt_from or not inspection.wanted:
+            return {}
+        self.progress.update("looking for files to adopt")
+        return find_candidates(self.request.adopt_from, inspection.wanted, self.request.store, self.warnings)
+
+    def _planned(self, found: _Found, candidates: Candidates) -> dict[str, int]:
+        """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
+        linkable = self._reusable(found.manifest, found.inspection)
+        missing = [file for file in found.inspection.wanted if file.path not in linkable]
+        adoptable = [file for file in missing if file.size in candidates]
+        return {
+            "missing": sum(file.size for file in missing),
+            "files": len(missing),
+            "staged": self.store.staged_bytes(file for file in missing if file not in adoptable),
+            "adoptable": sum(file.size for file in adoptable),
+        }
+
+    def _precheck(self, found: _Found, planned: Mapping[str, int], probe: bool) -> list[Fault]:
+        request, store = self.request, self.store
+        places = (store.stage, store.base / "rev")
+        newest = newest_time((store.base / "ledger.json", *places))
+        facts = self.facts(request.store, places, newest, probe)
+        self.looked = facts.as_dict()
+        allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
+        need = needed_bytes(planned["missing"], planned["staged"], planned["adoptable"])
+        faults = judge(facts, need, planned["files"], allowed)
+        if any(fault.id == "space" for fault in faults):
+            faults = judge(facts, need, planned["files"], allowed, reclaimable_bytes(request.store))
+        return faults
 
     # Changes
 
@@ -202,19 +334,31 @@ class _Run:
         name_known = (
             is_commit(self.request.revision) or self.ledger.refs.get(self.request.revision) == found.manifest.id
         )
-        if described and name_known and not found.inspection.renewed and not leftovers:
+        linked = self.ledger.links.get(self.link, [])[:1] == [found.manifest.id]
+        if described and name_known and linked and not found.inspection.renewed and not leftovers:
             return
-        try:
-            with self.store.locked(0, Progress()):
-                for job in leftovers:
-                    remove_job(job)
-                make_folder(self.store.base / "manifest")
-                self.store.save_manifest(found.manifest)
-                self._merge(found.manifest, found.inspection)
-                self.store.save_ledger(self.ledger)
-        except (OSError, StoreError):
-            # Somebody else is at work, or the store is not ours to write: the next run does it.
+        with self._unhurried():
+            for job in leftovers:
+                remove_job(job)
+            make_folder(self.store.base / "manifest")
+            self.store.save_manifest(found.manifest)
+            self._merge(found.manifest, found.inspection)
+            self.ledger.note_link(self.link, found.manifest.id)
+            self.store.save_ledger(self.ledger)
+
+    def _remember(self, found: _Found) -> None:
+        """Keep that something is damaged, so that the next quick look does not pass it."""
+        if self.request.check or not found.inspection.rotten:
             return
+        with self._unhurried():
+            self._merge(found.manifest, found.inspection)
+            self.store.save_ledger(self.ledger)
+
+    @contextlib.contextmanager
+    def _unhurried(self) -> Iterator[None]:
+        """Under the lock, if nobody has it; where that cannot be, the next run does it."""
+        with contextlib.suppress(OSError, StoreError), self.store.locked(0, Progress()):
+            yield
 
     def _merge(self, manifest: Manifest, inspection: Inspection) -> None:
         """Put what this run learnt onto the ledger as it is now, under the lock."""
@@ -223,37 +367,18 @@ class _Run:
         if not is_commit(self.request.revision):
             self.ledger.refs[self.request.revision] = manifest.id
 
-    def _change(self, manifest: Manifest, inspection: Inspection) -> dict[str, Any]:
+    def _change(self, manifest: Manifest, inspection: Inspection, candidates: Candidates) -> dict[str, Any]:
         """Under the lock: look again, since another run may have been faster; then fetch, publish, flip."""
         self._merge(manifest, inspection)
-        damaged_before = bool(inspection.damaged)
         found = _Found(manifest, self._inspect(manifest, full=False))
-        found.inspection.hashed_files += inspection.hashed_files
-        found.inspection.hashed_bytes += inspection.hashed_bytes
+        found.inspection.take_over(inspection)
         previous = self.store.read_link(self.link)
         wanted, extra = found.inspection.wanted, found.inspection.extra
         job = self.store.new_job(manifest.id)
-        meter, adopted = Meter(self.progress, 0), 0
-        linked: dict[str, os.stat_result] = {}
+        done = _Done(Meter(self.progress, 0), repaired=bool(inspection.damaged))
+        checked: list[float | None] = [found.inspection.full_s or self.ledger.full_check(manifest.id)]
         if wanted or extra:
-            sources = self._reusable(manifest, found.inspection)
-            fetched = [file for file in wanted if file.path not in sources]
-            adopted = self.store.adopt(fetched, job)
-            meter.total = sum(file.size for file in fetched)
-            self._remove_dead(job)
-            self._check_space(meter.total - adopted, len(wanted))
-            self._fetch(manifest, fetched, job, meter)
-            for path, source in sources.items():
-                status = self.store.link_file(source, job / "tree" / path, self.ledger)
-                if status:
-                    linked[path] = status
-            # A download takes long: what changed meanwhile in the other revisions is fetched as well.
-            late = [file for file in wanted if file.path in sources and file.path not in linked]
-            if late:
-                missing = sum(file.size for file in late)
-                meter.total += missing
-                self._check_space(missing, len(late))
-                self._fetch(manifest, late, job, meter)
+            checked = self._gather(found, job, candidates, done, checked if found.inspection.intact else [])
         else:
             self._remove_dead(job)
         tree, folder = job / "tree", self.store.revision(manifest.id)
@@ -262,31 +387,77 @@ class _Run:
         check_structure(manifest.files, lambda path: (tree if path in fresh else folder) / path)
         if wanted or extra:
             self.progress.update("publishing")
-            self.store.publish(manifest, job, extra, self.ledger, linked)
+            self.store.publish(manifest, job, extra, self.ledger, {**done.linked, **done.adopted.linked})
+            self._shelve(fresh, folder)
             self.store.forget_rejected(manifest.id)
         else:
             self.store.save_manifest(manifest, job)
-        self.store.save_ledger(self.ledger, job)
+        times = [when for when in checked if when is not None]
+        self.ledger.note_full(manifest.id, min(times) if times and len(times) == len(checked) else None)
         changed = bool(wanted or extra)
+        if previous and not self.ledger.links.get(self.link):
+            self.ledger.note_link(self.link, previous)
+        self.ledger.note_link(self.link, manifest.id)
+        self.store.save_ledger(self.ledger, job)
         if previous != manifest.id:
             self.store.flip_link(self.link, manifest.id, job)
             changed = True
         remove_job(job)
-        return self._result(found, previous, changed, meter, linked, adopted, damaged_before)
+        return self._result(found, previous, changed, done)
+
+    def _gather(
+        self, found: _Found, job: Path, candidates: Candidates, done: _Done, checked: list[float | None]
+    ) -> list[float | None]:
+        """Everything wanted into the tree of *job*, proven; returns *checked* and when the new files were hashed."""
+        wanted, tree, meter = found.inspection.wanted, job / "tree", done.meter
+        sources = self._reusable(found.manifest, found.inspection)
+        for path, source in sources.items():
+            self._shelve([path], source.location.parents[len(Path(path).parts) - 1])
+        missing = [file for file in wanted if file.path not in sources]
+        done.adopted = adopt_files(missing, candidates, tree, lambda file: part_of(job, file), self.progress)
+        self._shelve([*done.adopted.linked, *done.adopted.copied], tree)
+        for path, place in sorted(done.adopted.wrong.items()):
+            self.warnings.append(f"{place} has the name and size of {path}, but another content: {path} was fetched")
+        fetched = [file for file in missing if file.path not in done.adopted]
+        done.reused_part = self.store.adopt(fetched, job)
+        meter.total = sum(file.size for file in fetched)
+        self._remove_dead(job)
+        self._check_space(found, meter.total, done.reused_part, len(fetched))
+        self._fetch(found.manifest, fetched, job, meter)
+        for path, source in sources.items():
+            status = self.store.link_file(source, tree / path, self.ledger)
+            if status:
+                done.linked[path] = status
+        # A download takes long: what changed meanwhile in the other revisions is fetched as well.
+        late = [file for file in wanted if file.path in sources and file.path not in done.linked]
+        if late:
+            missing_bytes = sum(file.size for file in late)
+            meter.total += missing_bytes
+            self._check_space(found, missing_bytes, 0, len(late))
+            self._fetch(found.manifest, late, job, meter)
+        self._shelve(done.linked, tree)
+        if fetched or late or done.adopted.linked or done.adopted.copied:
+            checked.append(time.time())
+        by_hash = time.time() if self._is_full(found.manifest) else None
+        checked += [by_hash or self.ledger.full_check(sources[path].snapshot) for path in done.linked]
+        return checked
 
     def _reusable(self, manifest: Manifest, inspection: Inspection) -> dict[str, Source]:
-        started = time.monotonic()
-        found = self.store.reusable(inspection.wanted, self.ledger, manifest.id, self.request.full, self.progress)
-        if self.request.full:
+        started, full = time.monotonic(), self._is_full(manifest)
+        found = self.store.reusable(inspection.wanted, self.ledger, manifest.id, full, self.progress)
+        if full:
             self.verify_s += time.monotonic() - started
             hashed = {source.location: source.file.size for source in found.values()}
             inspection.hashed_files += len(hashed)
             inspection.hashed_bytes += sum(hashed.values())
         return found
 
-    def _check_space(self, need: int, files: int) -> None:
-        store = self.request.store
-        check_space(self.space(store), need, files, self.request.reserve_bytes, store)
+    def _check_space(self, found: _Found, missing: int, staged: int, files: int) -> None:
+        """Again, now that it is known exactly what is to come."""
+        planned = {"missing": missing, "staged": staged, "adoptable": 0, "files": files}
+        for fault in self._precheck(found, planned, probe=False):
+            if fault.id in ("space", "inodes"):
+                raise StoreError(fault.message, faults=[fault.id], store=self.looked)
 
     def _remove_dead(self, job: Path) -> None:
         for other in self.store.jobs() + self.store.outdated():
@@ -295,7 +466,7 @@ class _Run:
 
     def _fetch(self, manifest: Manifest, files: list[ModelFile], job: Path, meter: Meter) -> None:
         """Bring *files* into the tree of *job*, largest first; the first failure ends all of them."""
-        origins = [self.hub.origin(manifest)]
+        origins = self.origins(manifest)
 
         def fetch(file: ModelFile) -> None:
             try:
@@ -303,14 +474,17 @@ class _Run:
                     return
                 place = job / "tree" / file.path
                 make_folder(place.parent)
-                fetch_file(origins, file, part_of(job, file), meter)
+                fetch_file(origins, file, part_of(job, file), meter, self._shelf_of(file))
                 part_of(job, file).replace(place)
+                self._shelve([file.path], job / "tree")
             except HashMismatch as error:
                 kept = self.store.reject(job, file, manifest.id)
                 raise HashMismatch(
                     f"{error}; what arrived is kept in {kept}", kept=str(kept), **error.fields
                 ) from error
 
+        if not files:
+            return
         meter.stop.clear()
         ordered = sorted(files, key=lambda file: (-file.size, file.path))
         with ThreadPoolExecutor(self.hub.policy.connections) as pool:
@@ -327,22 +501,18 @@ class _Run:
             finally:
                 meter.stop.set()
 
+    def _shelf_of(self, file: ModelFile) -> Shelf | None:
+        return self.shelf if self.shelf and file.path in self.shelf.files else None
+
     # The answer
 
-    def _result(
-        self,
-        found: _Found,
-        previous: str | None,
-        changed: bool,
-        meter: Meter | None = None,
-        linked: Mapping[str, os.stat_result] | None = None,
-        adopted: int = 0,
-        repaired: bool = False,
-    ) -> dict[str, Any]:
+    def _result(self, found: _Found, previous: str | None, changed: bool, done: _Done | None = None) -> dict[str, Any]:
         manifest, inspection, request = found.manifest, found.inspection, self.request
+        done = done or _Done(Meter(self.progress, 0))
         sizes = {file.path: file.size for file in manifest.files}
         seconds = time.monotonic() - self.started
-        received = meter.received if meter else 0
+        received = done.meter.received
+        adopted = [*done.adopted.linked, *done.adopted.copied]
         before = self.store.read_manifest(previous) if previous else None
         after = {
             "path": str(self.store.revision(manifest.id)),
@@ -359,6 +529,7 @@ class _Run:
             else None
         )
         applied = changed and not request.check
+        level = "structure" if request.structure else "quick"
         result: dict[str, Any] = {
             "changed": changed,
             **after,
@@ -368,28 +539,30 @@ class _Run:
             "previous": previous_state,
             "bytes": {
                 "total": manifest.total_bytes,
-                "wan": received,
-                "lan": 0,
-                "reused_link": sum(sizes[path] for path in linked or {}),
-                "reused_part": adopted,
-                "adopted": 0,
+                "wan": done.meter.received_by.get("wan", 0),
+                "lan": done.meter.received_by.get("lan", 0),
+                "disk": done.meter.received_by.get("disk", 0),
+                "reused_link": sum(sizes[path] for path in done.linked),
+                "reused_part": done.reused_part,
+                "adopted": sum(sizes[path] for path in adopted),
             },
             "files": {
                 "total": len(manifest.files),
-                "fetched": len(inspection.wanted) - len(linked or {}) if applied else 0,
+                "fetched": len(inspection.wanted) - len(done.linked) - len(adopted) if applied else 0,
                 "verified": len(inspection.intact),
-                "repaired": len(inspection.wanted) if applied and repaired else 0,
+                "repaired": len(inspection.wanted) if applied and done.repaired else 0,
                 "removed": len(inspection.extra) if applied else 0,
             },
             "verify": {
-                "level": "full" if request.full else "quick",
+                "level": "full" if inspection.full else level,
                 "seconds": round(self.verify_s, 4),
                 "hashed_files": inspection.hashed_files,
                 "mb_s": round(inspection.hashed_bytes / 1e6 / self.verify_s, 1) if inspection.hashed_bytes else None,
+                "checked": utc(self.ledger.full_check(manifest.id)),
             },
             "seconds": round(seconds, 3),
             "mb_s": round(received / 1e6 / seconds, 1) if received and seconds else None,
-            "sources": sorted(meter.sources) if meter else [],
+            "sources": sorted(done.meter.sources),
             "warnings": self.warnings,
             "diff": {
                 "before": {name: previous_state[name] if previous_state else None for name in ("commit", "content_id")},
@@ -397,21 +570,47 @@ class _Run:
             },
         }
         if request.check:
-            missing = [file.path for file in inspection.wanted]
-            linkable = self._reusable(manifest, inspection)
-            result["plan"] = {
-                "bytes": sum(file.size for file in inspection.wanted if file.path not in linkable),
-                "free": self.space(request.store).free,
-                "missing": missing[:SHOWN_FILES],
-                "missing_files": len(missing),
-            }
+            result["plan"] = self._plan(found)
         return result
+
+    def _plan(self, found: _Found) -> dict[str, Any]:
+        """What a run would do, and what is in its way."""
+        inspection = found.inspection
+        planned = self._planned(found, self._candidates(inspection))
+        faults = self._precheck(found, planned, probe=self.request.probe) if inspection.wanted else []
+        if not inspection.wanted:
+            self._precheck(found, planned, probe=False)
+        return {
+            "bytes": planned["missing"],
+            "staged": planned["staged"],
+            "adoptable": planned["adoptable"],
+            "free": self.looked["free"],
+            "missing": [file.path for file in inspection.wanted][:SHOWN_FILES],
+            "missing_files": len(inspection.wanted),
+            "faults": [{"id": fault.id, "message": fault.message} for fault in faults],
+            "store": self.looked,
+        }
+
+
+def _named(paths: Sequence[str]) -> str:
+    """The first of *paths*, in brackets after their number."""
+    shown = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+    return f" ({shown})" if paths else ""
 
 
 def ensure_snapshot(
-    request: Request, hub: Hub, progress: Progress, space: Callable[[Path], Space] = read_space
+    request: Request,
+    hub: Hub,
+    progress: Progress,
+    origins: Origins | None = None,
+    shelf: Shelf | None = None,
+    facts: Facts = read_facts,
 ) -> dict[str, Any]:
-    """Bring what *request* asks for into the store; returns what the module returns. Raises SocleError."""
+    """Bring what *request* asks for into the store; returns what the module returns. Raises SocleError.
+
+    *origins*: where the files of a manifest come from, in order of preference; by default the hub alone. *shelf* learns
+    of every file that can be served on; whoever made it closes it.
+    """
     if not REPO.fullmatch(request.repo):
         raise HubError(f"repo must be organisation/name, found {request.repo[:120]!r}")
     if not REVISION.fullmatch(request.revision):
@@ -420,4 +619,6 @@ def ensure_snapshot(
         raise StoreError(f"link must be a plain name within the store, found {request.link[:120]!r}")
     if not request.store.is_absolute():
         raise StoreError(f"store must be an absolute path, found {str(request.store)!r}")
-    return _Run(request, hub, progress, space).ensure()
+    if request.manifest and request.manifest.repo != request.repo:
+        raise HubError(f"the manifest describes {request.manifest.repo}, but {request.repo} is wanted")
+    return _Run(request, hub, progress, origins, shelf, facts).ensure()

@@ -21,164 +21,31 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
-import re
 import secrets
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit, path_fault
+from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import hash_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger, load_ledger
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.owner import (
+    describe_owner,
+    own_identity,
+    parse_owner,
+)
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-GIB = 1 << 30
-RESERVE_BYTES = 5 * GIB
-RESERVE_SHARE = 0.02
-SPARE_INODES = 64
 STALE_STAGE_S = 7 * 86400
 LOCK_POLL_S = 0.25
-HASH_BUFFER = 1 << 20
-LEDGER_SCHEMA = 1
-SNAPSHOT = re.compile(r"[0-9a-f]{12}")
-IDENTITY = ("size", "mtime_ns", "ctime_ns", "inode", "device")
-
-
-@dataclass(frozen=True)
-class Space:
-    """What a file system has left."""
-
-    free: int
-    total: int
-    inodes: int | None
-
-
-def read_space(folder: Path) -> Space:
-    """The space under *folder*, or under the nearest parent that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    found = os.statvfs(folder)
-    inodes = found.f_favail if found.f_files else None
-    return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, inodes)
-
-
-def reserve_bytes(gib: float | None) -> int | None:
-    """The reserve that a person asked for, in bytes; raises StoreError for what is no size."""
-    if gib is None:
-        return None
-    if not math.isfinite(gib) or gib < 0:
-        raise StoreError(f"reserve_gib must be a number of GiB, 0 or more, found {gib}")
-    return int(gib * GIB)
-
-
-def check_space(space: Space, need: int, files: int, reserve: int | None, folder: Path) -> None:
-    """Raise StoreError unless *need* bytes fit and the reserve stays free."""
-    kept = max(RESERVE_BYTES, int(space.total * RESERVE_SHARE)) if reserve is None else reserve
-    if need and space.free < need + kept:
-        raise StoreError(
-            f"{folder} has {space.free / GIB:.2f} GiB free, but {need / GIB:.2f} GiB are to be downloaded and "
-            f"{kept / GIB:.2f} GiB must "
-            "stay free: make room, choose another store or lower reserve_gib; nothing was downloaded",
-            need_bytes=need,
-            free_bytes=space.free,
-            reserve_bytes=kept,
-        )
-    if space.inodes is not None and space.inodes < files + SPARE_INODES:
-        raise StoreError(f"{folder} has {space.inodes} inodes left, but {files} files are to be downloaded: make room")
-
-
-def hash_file(location: Path) -> str:
-    """The SHA-256 of a regular file; a symbolic link is not followed."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(HASH_BUFFER))
-    descriptor = os.open(location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as handle:
-        while True:
-            count = handle.readinto(buffer)
-            if not count:
-                return digest.hexdigest()
-            digest.update(buffer[:count])
-
-
-def _identity(status: os.stat_result) -> dict[str, int]:
-    return {
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "ctime_ns": status.st_ctime_ns,
-        "inode": status.st_ino,
-        "device": status.st_dev,
-    }
-
-
-@dataclass
-class Ledger:
-    """What is known without hashing again. Losing it costs time, never correctness."""
-
-    revisions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    refs: dict[str, str] = field(default_factory=dict)
-
-    def files(self, snapshot: str) -> dict[str, Any]:
-        """The entries of a snapshot, by path; changes are kept."""
-        files: dict[str, Any] = self.revisions.setdefault(snapshot, {"files": {}, "full": None})["files"]
-        return files
-
-    def proves(self, snapshot: str, file: ModelFile, status: os.stat_result) -> bool:
-        """Whether the inode is the one that was found to hold *file*, untouched since."""
-        entry = self.revisions.get(snapshot, {}).get("files", {}).get(file.path)
-        return bool(entry == {**_identity(status), "sha256": file.sha256}) and status.st_size == file.size
-
-    def note(self, snapshot: str, file: ModelFile, status: os.stat_result) -> None:
-        """Remember that this inode holds *file*."""
-        self.files(snapshot)[file.path] = {**_identity(status), "sha256": file.sha256}
-
-    def forget(self, status: os.stat_result) -> None:
-        """Remember no longer what this inode holds, under any of its names."""
-        for revision in self.revisions.values():
-            for path, entry in list(revision["files"].items()):
-                if (entry.get("inode"), entry.get("device")) == (status.st_ino, status.st_dev):
-                    del revision["files"][path]
-
-    def dumps(self) -> str:
-        return json.dumps({"schema": LEDGER_SCHEMA, "revisions": self.revisions, "refs": self.refs}) + "\n"
-
-
-def load_ledger(text: str) -> Ledger:
-    """The ledger from its text; an empty one where it is damaged, since everything can be proven again."""
-    try:
-        document = json.loads(text)
-        if document["schema"] != LEDGER_SCHEMA:
-            return Ledger()
-        revisions, refs = document["revisions"], document["refs"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return Ledger()
-    found = Ledger()
-    for name, value in revisions.items() if isinstance(revisions, dict) else ():
-        files = value.get("files") if isinstance(value, dict) else None
-        if SNAPSHOT.fullmatch(name) and isinstance(files, dict):
-            found.files(name).update((path, entry) for path, entry in files.items() if _is_entry(path, entry))
-    for name, value in refs.items() if isinstance(refs, dict) else ():
-        if isinstance(value, str) and SNAPSHOT.fullmatch(value):
-            found.refs[name] = value
-    return found
-
-
-def _is_entry(path: str, entry: Any) -> bool:
-    return (
-        path_fault(path) is None
-        and isinstance(entry, dict)
-        and set(entry) == {*IDENTITY, "sha256"}
-        and all(isinstance(entry[name], int) and not isinstance(entry[name], bool) for name in IDENTITY)
-        and isinstance(entry["sha256"], str)
-    )
+TRASH = "trash-"
 
 
 @dataclass(frozen=True)
@@ -198,10 +65,22 @@ class Inspection:
     wanted: list[ModelFile] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    rotten: list[tuple[int, int]] = field(default_factory=list)
+    """Inode and device of what was hashed and found to be something else."""
     hashed_files: int = 0
     hashed_bytes: int = 0
     renewed: bool = False
     """The ledger knows less than this inspection found."""
+    full: bool = False
+    full_s: float | None = None
+    """When all that is there was hashed, in seconds since the epoch."""
+
+    def take_over(self, earlier: Inspection) -> None:
+        """Count what an earlier look hashed, which this one did not have to."""
+        self.hashed_files += earlier.hashed_files
+        self.hashed_bytes += earlier.hashed_bytes
+        self.full = self.full or earlier.full
+        self.full_s = self.full_s or earlier.full_s
 
     @property
     def whole(self) -> bool:
@@ -218,6 +97,19 @@ class RepoStore:
         self.base = root / ".store" / hub / repo.replace("/", "--")
         self.stage = self.base / "stage"
         self.rejected = self.stage / "rejected"
+
+    @classmethod
+    def at(cls, root: Path, hub: str, folder: str) -> RepoStore:
+        """The repository in <root>/.store/<hub>/<folder>, named by one of its manifests, else after the folder."""
+        store = cls(root, hub, folder)
+        store.repo = folder.replace("--", "/", 1)
+        for place in sorted(store.base.glob("manifest/*.json")):
+            with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
+                named = loads(place.read_text(encoding="utf-8")).repo
+                if named.replace("/", "--") == folder:
+                    store.repo = named
+                    break
+        return store
 
     def revision(self, snapshot: str) -> Path:
         return self.base / "rev" / snapshot
@@ -276,18 +168,15 @@ class RepoStore:
                 found.intact[path] = status
             else:
                 to_hash.append((file, status))
-        total, done = sum(file.size for file, _status in to_hash), 0
-        if to_hash:
-            with ThreadPoolExecutor(_hash_workers()) as pool:
-                hashes = pool.map(lambda item: hash_file(folder / item[0].path), to_hash)
-                for (file, status), sha256 in zip(to_hash, hashes):
-                    done += file.size
-                    progress.update("verifying", done=done, total=total, unit="B", detail=file.path)
-                    if sha256 == file.sha256:
-                        found.renewed = found.renewed or not ledger.proves(manifest.id, file, status)
-                        found.intact[file.path] = status
-                    else:
-                        found.damaged.append(file.path)
+        total = sum(file.size for file, _status in to_hash)
+        hashes = hash_files([folder / file.path for file, _status in to_hash], total, progress)
+        for (file, status), sha256 in zip(to_hash, hashes):
+            if sha256 == file.sha256:
+                found.renewed = found.renewed or not ledger.proves(manifest.id, file, status)
+                found.intact[file.path] = status
+            else:
+                found.damaged.append(file.path)
+                found.rotten.append((status.st_ino, status.st_dev))
         found.hashed_files, found.hashed_bytes = len(to_hash), total
         found.damaged.sort()
         found.wanted = [file for file in manifest.files if file.path not in found.intact]
@@ -320,20 +209,14 @@ class RepoStore:
         return found
 
     def _hash_sources(self, sources: dict[Path, Source], ledger: Ledger, progress: Progress) -> set[Path]:
-        def rotten(location: Path) -> os.stat_result | None:
-            status = location.lstat()
-            return None if hash_file(location) == sources[location].file.sha256 else status
-
+        states = {location: location.lstat() for location in sources}
+        total = sum(source.file.size for source in sources.values())
         sound = set()
-        total, done = sum(source.file.size for source in sources.values()), 0
-        with ThreadPoolExecutor(_hash_workers()) as pool:
-            for location, status in zip(sources, pool.map(rotten, sources)):
-                done += sources[location].file.size
-                progress.update("verifying", done=done, total=total, unit="B", detail=sources[location].file.path)
-                if status is None:
-                    sound.add(location)
-                else:
-                    ledger.forget(status)
+        for location, sha256 in zip(sources, hash_files(list(sources), total, progress)):
+            if sha256 == sources[location].file.sha256:
+                sound.add(location)
+            else:
+                ledger.forget(states[location].st_ino, states[location].st_dev)
         return sound
 
     # The link
@@ -392,18 +275,32 @@ class RepoStore:
                     if spent >= timeout_s:
                         raise self._lock_error(owner, timeout_s) from None
                     waited = True
-                    progress.update("waiting for another run", int(spent), int(timeout_s), "s", _describe_owner(owner))
+                    progress.update("waiting for another run", int(spent), int(timeout_s), "s", describe_owner(owner))
                     sleep(min(LOCK_POLL_S, max(0.01, timeout_s - spent)))
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_owner()).encode(), 0)
+            os.pwrite(descriptor, json.dumps(own_identity()).encode(), 0)
             yield waited
         finally:
             # Closing gives the lock back; so does the end of the process, however it comes.
             os.close(descriptor)
 
+    def read_lock(self) -> dict[str, Any] | None:
+        """Who holds the lock: host, pid, since, state (empty where that is not known yet); None when it is free."""
+        try:
+            descriptor = os.open(self.base / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return parse_owner(os.pread(descriptor, 1024, 0).decode("utf-8", "replace")) or {}
+        finally:
+            os.close(descriptor)
+        return None
+
     def _lock_error(self, owner: str, timeout_s: float) -> StoreError:
         return StoreError(
-            f"another run holds the lock of {self.repo} since before {timeout_s:g} s: {_describe_owner(owner)}; "
+            f"another run holds the lock of {self.repo} since before {timeout_s:g} s: {describe_owner(owner)}; "
             "wait for it, end it, or raise lock_timeout",
             lock=str(self.base / "lock"),
         )
@@ -414,6 +311,14 @@ class RepoStore:
             return sorted(Path(entry.path) for entry in os.scandir(self.stage) if entry.path != str(self.rejected))
         except OSError:
             return []
+
+    def stage_entries(self) -> list[Path]:
+        """All that is not published: downloads that were cut off, what arrived wrong, what was moved aside."""
+        found = []
+        for folder in (self.stage, self.rejected):
+            with contextlib.suppress(OSError):
+                found += [Path(entry.path) for entry in os.scandir(folder) if entry.path != str(self.rejected)]
+        return sorted(found)
 
     def leftovers(self, snapshot: str) -> list[Path]:
         """Stage folders for *snapshot*, or of no use to anyone any more."""
@@ -442,7 +347,7 @@ class RepoStore:
         job = self.stage / f"{os.getpid()}-{secrets.token_hex(4)}"
         for folder in (job, job / "part", job / "tree"):
             make_folder(folder)
-        (job / "owner.json").write_text(json.dumps({**_owner(), "snapshot": snapshot}), encoding="utf-8")
+        (job / "owner.json").write_text(json.dumps({**own_identity(), "snapshot": snapshot}), encoding="utf-8")
         return job
 
     def adopt(self, wanted: Iterable[ModelFile], job: Path) -> int:
@@ -462,6 +367,19 @@ class RepoStore:
             with contextlib.suppress(OSError):
                 adopted += part_of(job, file).stat().st_size
         return adopted
+
+    def staged_bytes(self, wanted: Iterable[ModelFile]) -> int:
+        """What dead runs had received of *wanted*, as far as adopt() would take it."""
+        jobs = self.jobs()
+        total = 0
+        for file in wanted:
+            sizes = [0]
+            for job in jobs:
+                for candidate in (job / "tree" / file.path, part_of(job, file)):
+                    with contextlib.suppress(OSError):
+                        sizes.append(candidate.lstat().st_blocks * 512)
+            total += min(file.size, max(sizes))
+        return total
 
     def reject(self, job: Path, file: ModelFile, snapshot: str) -> Path:
         """Keep what arrived wrong, once per file, for a person to look at."""
@@ -489,10 +407,10 @@ class RepoStore:
         except OSError:
             return None
         after = target.lstat()
-        if _content_state(before) != _content_state(after):
+        if content_state(before) != content_state(after):
             target.unlink()
             return None
-        _renew_ctime(ledger, after)
+        ledger.renew_ctime(after)
         return after
 
     def publish(
@@ -510,7 +428,7 @@ class RepoStore:
         tree, folder = job / "tree", self.revision(manifest.id)
         fresh = dict(_walk(tree, None, []))
         for path, status in linked.items():
-            if path not in fresh or _content_state(fresh[path]) != _content_state(status):
+            if path not in fresh or content_state(fresh[path]) != content_state(status):
                 raise StoreError(
                     f"{path}, which {manifest.id} shares with another revision, was changed by somebody else "
                     "before it was published: run again"
@@ -533,14 +451,18 @@ class RepoStore:
         for file in manifest.files:
             status = (folder / file.path).lstat()
             expected = fresh.get(file.path)
-            if expected and _content_state(expected) != _content_state(status):
+            if expected and content_state(expected) != content_state(status):
                 raise StoreError(f"{folder / file.path} was changed by somebody else while it was published: run again")
             if expected:
                 ledger.note(manifest.id, file, status)
-                _renew_ctime(ledger, status)
+                ledger.renew_ctime(status)
 
     def save_ledger(self, ledger: Ledger, job: Path | None = None) -> None:
         ledger.revisions = {name: value for name, value in ledger.revisions.items() if self.revision(name).is_dir()}
+        ledger.links = {
+            link: [snapshot for snapshot in history if self.revision(snapshot).is_dir()]
+            for link, history in ledger.links.items()
+        }
         self._write(self.base / "ledger.json", ledger.dumps(), job or self.base)
 
     def save_manifest(self, manifest: Manifest, job: Path | None = None) -> None:
@@ -620,34 +542,6 @@ def _walk(folder: Path, expected: set[str] | None, extra: list[str]) -> list[tup
     return found
 
 
-def _hash_workers() -> int:
-    """Half of the cores: an engine may be serving on this host."""
-    return min(4, max(1, (os.cpu_count() or 2) // 2))
-
-
-def _content_state(status: os.stat_result) -> tuple[int, int, int, int]:
+def content_state(status: os.stat_result) -> tuple[int, int, int, int]:
     """What stays as it is when an unchanged file gets another name; its ctime does not."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _renew_ctime(ledger: Ledger, status: os.stat_result) -> None:
-    for revision in ledger.revisions.values():
-        for entry in revision["files"].values():
-            if {**entry, **_identity(status)} == {**entry, "ctime_ns": status.st_ctime_ns}:
-                entry["ctime_ns"] = status.st_ctime_ns
-
-
-def _owner() -> dict[str, Any]:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        boot = None
-    return {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": boot, "since": utc_now()}
-
-
-def _describe_owner(text: str) -> str:
-    try:
-        owner = json.loads(text)
-        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "a process that has just started"

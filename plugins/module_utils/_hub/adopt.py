@@ -1,0 +1,186 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Takes over files that a host holds already, whatever put them there. Private to socle.inference.
+
+Files are found by size and proven by hash, so names and layouts do not matter: caches of hub clients, old or new, with
+links to blobs or without, and folders made by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import BUFFER_BYTES, hash_file, hash_workers
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import content_state, make_folder
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+Candidates = dict[int, list[Path]]
+"""Real files by size, each inode once."""
+
+
+@dataclass
+class Adopted:
+    """What was taken over: the states of files that are still elsewhere too, and paths whose candidates were wrong."""
+
+    linked: dict[str, os.stat_result] = field(default_factory=dict)
+    copied: list[str] = field(default_factory=list)
+    wrong: dict[str, Path] = field(default_factory=dict)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.linked or path in self.copied
+
+
+def find_candidates(
+    folders: Iterable[Path], wanted: Iterable[ModelFile], store: Path, warnings: list[str]
+) -> Candidates:
+    """Files in *folders* and below with the size of something *wanted*; links to files are followed, to folders not."""
+    sizes = {file.size for file in wanted if file.size}
+    own = (store / ".store").resolve()
+    found: Candidates = {}
+    seen: set[tuple[int, int]] = set()
+    for folder in folders:
+        if not folder.is_absolute():
+            raise StoreError(f"adopt_from must hold absolute paths, found {str(folder)!r}")
+        if not folder.is_dir():
+            warnings.append(f"{folder}, which adopt_from names, is no folder on this host")
+            continue
+        for parent, _folders, names in os.walk(folder.resolve()):
+            for name in names:
+                with contextlib.suppress(OSError, RuntimeError):
+                    place = Path(parent, name).resolve(strict=True)
+                    status = place.stat()
+                    key = (status.st_dev, status.st_ino)
+                    fits = stat.S_ISREG(status.st_mode) and status.st_size in sizes and own not in place.parents
+                    if fits and key not in seen:
+                        seen.add(key)
+                        found.setdefault(status.st_size, []).append(place)
+    return found
+
+
+def adopt_files(
+    wanted: Iterable[ModelFile],
+    candidates: Candidates,
+    tree: Path,
+    part: Callable[[ModelFile], Path],
+    progress: Progress,
+) -> Adopted:
+    """Bring those of *wanted* that a candidate holds into *tree*: by a hard link, or by a copy.
+
+    A linked file becomes read-only where it was found too, since it is the same file.
+    """
+    files = [file for file in wanted if file.size in candidates]
+    total, done = sum(file.size for file in files), 0
+    hashes: dict[Path, str] = {}
+    result = Adopted()
+
+    def adopt_one(file: ModelFile) -> tuple[os.stat_result | None, bool, Path | None]:
+        return _adopt_one(file, candidates[file.size], tree / file.path, part(file), hashes)
+
+    if not files:
+        return result
+    with ThreadPoolExecutor(hash_workers()) as pool:
+        for file, (linked, copied, wrong) in zip(files, pool.map(adopt_one, files)):
+            done += file.size
+            progress.update("adopting", done=done, total=total, unit="B", detail=file.path)
+            if linked:
+                result.linked[file.path] = linked
+            elif copied:
+                result.copied.append(file.path)
+            elif wrong:
+                result.wrong[file.path] = wrong
+    return result
+
+
+def _adopt_one(
+    file: ModelFile, candidates: list[Path], target: Path, part: Path, hashes: dict[Path, str]
+) -> tuple[os.stat_result | None, bool, Path | None]:
+    name = file.path.rsplit("/", 1)[-1]
+    wrong = None
+    make_folder(target.parent)
+    # The one with the right name first: it is likely the right one, and saves hashing the others.
+    for place in sorted(candidates, key=lambda candidate: (candidate.name != name, str(candidate))):
+        with contextlib.suppress(OSError):
+            if hashes.get(place, file.sha256) == file.sha256:
+                status = _link(file, place, target, hashes)
+                if status:
+                    return status, False, None
+                if hashes.get(place, file.sha256) == file.sha256 and _copy(file, place, target, part):
+                    return None, True, None
+            if place.name == name:
+                wrong = place
+    return None, False, wrong
+
+
+def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
+    """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
+    before = place.lstat()
+    if before.st_dev != target.parent.stat().st_dev or _is_written(place):
+        return None
+    hashes[place] = hashes.get(place) or hash_file(place)
+    if hashes[place] != file.sha256 or _is_written(place):
+        return None
+    try:
+        os.link(place, target, follow_symlinks=False)
+    except OSError:
+        # Too many links, or a kernel that does not let this user link what is somebody else's.
+        return None
+    after = target.lstat()
+    if content_state(before) != content_state(after):
+        target.unlink()
+        return None
+    target.chmod(0o444)
+    return target.lstat()
+
+
+def _is_written(place: Path) -> bool:
+    """Whether somebody has *place* open for writing: then the kernel gives no lease to read it (fcntl(2))."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Whoever opens it for writing just now must not end this process by the default signal.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        # Any other answer: the file system knows no leases, or the file is not this user's.
+        return error.errno == errno.EAGAIN
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _copy(file: ModelFile, place: Path, target: Path, part: Path) -> bool:
+    """Copy *place*, hashing what is written; False where it is something else."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    staged = part.with_name(part.name + ".copy")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with place.open("rb", buffering=0) as source, os.fdopen(os.open(staged, flags, 0o600), "wb") as copy:
+            while True:
+                count = source.readinto(buffer)
+                if not count:
+                    break
+                digest.update(buffer[:count])
+                copy.write(buffer[:count])
+            copy.flush()
+            os.fchmod(copy.fileno(), 0o444)
+            os.fsync(copy.fileno())
+        if digest.hexdigest() != file.sha256:
+            return False
+        staged.replace(target)
+        return True
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            staged.unlink()

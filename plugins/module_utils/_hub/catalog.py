@@ -1,0 +1,215 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a store holds: repositories, revisions, links, left-overs; only looks. Private to socle.inference."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import SNAPSHOT, Ledger
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+TARGET = re.compile(rf"\.store/(?P<hub>{NAME})/(?P<folder>{NAME})/rev/(?P<snapshot>[0-9a-f]{{12}})/?")
+
+
+@dataclass(frozen=True)
+class Link:
+    """<root>/<name>, which names a revision."""
+
+    name: str
+    hub: str
+    folder: str
+    snapshot: str
+
+
+@dataclass
+class Revision:
+    """One published revision of a repository."""
+
+    snapshot: str
+    path: Path
+    repo: str | None
+    """None where its manifest is lost."""
+    commit: str | None
+    content_id: str | None
+    requested: str | None
+    bytes: int | None
+    files: int | None
+    published_s: float
+    current_of: list[str] = field(default_factory=list)
+    previous_of: list[str] = field(default_factory=list)
+    verified_s: float | None = None
+    names: list[str] = field(default_factory=list)
+    """Branches and tags that meant it when they were last asked for."""
+
+
+def check_root(root: Path) -> Path | None:
+    """The folder of all snapshots; None where there is none yet. Raises StoreError where it is not a real folder."""
+    if not root.is_absolute():
+        raise StoreError(f"store must be an absolute path, found {str(root)!r}")
+    inner = root / ".store"
+    if inner.is_symlink():
+        raise StoreError(f"{inner} is a symbolic link, and what it names is no store of socle's: nothing was touched")
+    return inner if inner.is_dir() else None
+
+
+def read_links(root: Path) -> list[Link]:
+    """The links of the store that name a revision, by name; anything else in the store's folder is none of ours."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+            if not entry.is_symlink():
+                continue
+            match = TARGET.fullmatch(str(Path(entry.path).readlink()))
+            if match:
+                found.append(Link(entry.name, match["hub"], match["folder"], match["snapshot"]))
+    return found
+
+
+def list_repositories(root: Path, warnings: list[str]) -> list[RepoStore]:
+    """The repositories of the store; a symbolic link in place of a folder is left out with a warning."""
+    inner = check_root(root)
+    found = []
+    for hub in _folders(inner, warnings) if inner else ():
+        for folder in _folders(hub, warnings):
+            if all(not (folder / name).is_symlink() for name in ("rev", "stage", "manifest", "lock")):
+                found.append(RepoStore.at(root, hub.name, folder.name))
+            else:
+                warnings.append(f"{folder} holds a symbolic link in place of a folder of the store: it is left alone")
+    return found
+
+
+def list_revisions(store: RepoStore, ledger: Ledger, links: list[Link]) -> list[Revision]:
+    """The revisions of a repository, the latest published first."""
+    found = []
+    own = [link for link in links if (link.hub, link.folder) == (store.hub, store.base.name)]
+    for folder in _folders(store.base / "rev", []):
+        if not SNAPSHOT.fullmatch(folder.name):
+            continue
+        manifest = store.read_manifest(folder.name)
+        found.append(
+            Revision(
+                snapshot=folder.name,
+                path=folder,
+                repo=manifest.repo if manifest else None,
+                commit=manifest.commit if manifest else None,
+                content_id=manifest.content_id if manifest else None,
+                requested=manifest.requested if manifest else None,
+                bytes=manifest.total_bytes if manifest else None,
+                files=len(manifest.files) if manifest else None,
+                published_s=folder.stat().st_mtime,
+                current_of=[link.name for link in own if link.snapshot == folder.name],
+                verified_s=ledger.full_check(folder.name),
+                names=sorted(name for name, snapshot in ledger.refs.items() if snapshot == folder.name),
+            )
+        )
+    found.sort(key=lambda revision: (-revision.published_s, revision.snapshot))
+    for link in own:
+        before = previous_of(link, ledger, found)
+        for revision in found:
+            if before and revision.snapshot == before[0]:
+                revision.previous_of.append(link.name)
+    return found
+
+
+def previous_of(link: Link, ledger: Ledger, revisions: list[Revision]) -> list[str]:
+    """The snapshots that *link* named before the current one, the latest first, as far as they are still there.
+
+    A store that kept no history yet has the order in which they were published.
+    """
+    there = [revision.snapshot for revision in revisions]
+    known = [snapshot for snapshot in ledger.links.get(link.name, []) if snapshot in there]
+    rest = [] if len(ledger.links.get(link.name, [])) > 1 else [name for name in there if name not in known]
+    return [snapshot for snapshot in [*known, *rest] if snapshot != link.snapshot]
+
+
+def describe_store(root: Path) -> dict[str, Any]:
+    """What model_store_info returns: models, and warnings."""
+    warnings: list[str] = []
+    check_root(root)
+    links = read_links(root)
+    models = []
+    try:
+        for store in list_repositories(root, warnings):
+            ledger = store.read_ledger()
+            models.append(
+                {
+                    "hub": store.hub,
+                    "repo": store.repo,
+                    "links": [link.name for link in links if (link.hub, link.folder) == (store.hub, store.base.name)],
+                    "revisions": [_as_dict(revision) for revision in list_revisions(store, ledger, links)],
+                    "lock": store.read_lock(),
+                    "stage": [_stage_entry(place) for place in store.stage_entries()],
+                }
+            )
+    except OSError as error:
+        raise StoreError(f"the store {root} cannot be read: {error.strerror} ({error.filename})") from error
+    return {"models": models, "warnings": warnings}
+
+
+def tree_bytes(folder: Path) -> int:
+    """What the files in *folder* and below, or the file *folder*, take on disk."""
+    total = 0
+    for parent, _folders, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(Path(parent, name)).st_blocks * 512
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not folder.is_dir() or folder.is_symlink():
+            total += folder.lstat().st_blocks * 512
+    return total
+
+
+def newest_change(folder: Path) -> float:
+    """When *folder*, or anything in it, was last changed."""
+    newest = folder.lstat().st_mtime
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest, os.lstat(Path(parent, name)).st_mtime)
+    return newest
+
+
+def utc(seconds: float | None) -> str | None:
+    """A time as text, such as 2026-11-30T09:28:44Z."""
+    return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _as_dict(revision: Revision) -> dict[str, Any]:
+    return {
+        "id": revision.snapshot,
+        "path": str(revision.path),
+        "commit": revision.commit,
+        "content_id": revision.content_id,
+        "requested": revision.requested,
+        "names": revision.names,
+        "bytes": revision.bytes,
+        "files": revision.files,
+        "published": utc(revision.published_s),
+        "current_of": revision.current_of,
+        "previous_of": revision.previous_of,
+        "verified": utc(revision.verified_s),
+    }
+
+
+def _stage_entry(place: Path) -> dict[str, Any]:
+    return {"path": str(place), "bytes": tree_bytes(place), "changed": utc(newest_change(place))}
+
+
+def _folders(parent: Path, warnings: list[str]) -> list[Path]:
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
+            if entry.is_symlink():
+                warnings.append(f"{entry.path} is a symbolic link in the place of a folder: it is left alone")
+            elif entry.is_dir():
+                found.append(Path(entry.path))
+    return found

@@ -1,0 +1,259 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Frees what no link, engine, unit or generation needs of a store. Private to socle.inference.
+
+A revision goes by one rename to a trash name, under the lock of its repository, and is unlinked after that. A process
+that dies in between leaves trash, which the next run removes. Nothing outside .store is ever touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import (
+    Link,
+    Revision,
+    check_root,
+    list_repositories,
+    list_revisions,
+    newest_change,
+    previous_of,
+    read_links,
+)
+from ansible_collections.socle.inference.plugins.module_utils._hub.holders import PROC, Claims, find_holders
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
+    STALE_STAGE_S,
+    TRASH,
+    RepoStore,
+    remove_job,
+)
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+KEEP = 2
+UNLINKED_AGE_S = 7 * 86400.0
+NAMED = re.compile(r"\.store/([^/\s]+)/([^/\s]+)/rev/([0-9a-f]{12})")
+NAMED_MAX_BYTES = 4 << 20
+UNITS = ("etc/containers/systemd/vllm-*.container", "etc/systemd/system/vllm-*.service")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is to be kept."""
+
+    keep: int = KEEP
+    """Revisions of each link: the current one, and those that it named before."""
+    unlinked_age_s: float = UNLINKED_AGE_S
+    """How long a model that no link names is kept."""
+    stage_age_s: float = STALE_STAGE_S
+    state_dir: Path = Path("/var/lib/socle")
+    system: Path = Path("/")
+    """Below it are the folders of units."""
+    proc: Path = PROC
+    check: bool = False
+
+
+@dataclass
+class _Round:
+    """What a run found and did."""
+
+    removed: list[dict[str, Any]] = field(default_factory=list)
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    stage: list[dict[str, Any]] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def collect(root: Path, rules: Rules, progress: Progress) -> dict[str, Any]:
+    """Free what is not needed; returns what model_store_gc returns. Raises StoreError."""
+    if rules.keep < 1:
+        raise StoreError(f"keep must be 1 or more, since the current revision stays, found {rules.keep}")
+    found = _Round()
+    try:
+        if check_root(root):
+            named = named_revisions(rules)
+            for store in list_repositories(root, found.warnings):
+                progress.update("collecting garbage", detail=store.repo)
+                _collect_one(store, named, rules, found)
+    except OSError as error:
+        raise StoreError(f"garbage of {root} cannot be collected: {error.strerror} ({error.filename})") from error
+    return {
+        "changed": bool(found.removed or found.stage),
+        "freed_bytes": sum(item["bytes"] for item in (*found.removed, *found.stage)),
+        "removed": found.removed,
+        "kept": found.kept,
+        "stage": found.stage,
+        "busy": found.busy,
+        "warnings": found.warnings,
+    }
+
+
+def reclaimable_bytes(root: Path) -> int | None:
+    """What collect() could free, for a message; None where that cannot be said."""
+    with contextlib.suppress(StoreError):
+        freed: int = collect(root, Rules(check=True), Progress())["freed_bytes"]
+        return freed
+    return None
+
+
+def named_revisions(rules: Rules) -> dict[tuple[str, str, str], str]:
+    """Hub, folder and snapshot of every revision that a unit or a generation names -> which one does."""
+    found: dict[tuple[str, str, str], str] = {}
+    places = [place for pattern in UNITS for place in sorted(rules.system.glob(pattern))]
+    for place in (*places, *sorted(rules.state_dir.glob("instances/*/generations/*/*"))):
+        if not place.is_file():
+            continue
+        with place.open("rb") as handle:
+            text = handle.read(NAMED_MAX_BYTES).decode("utf-8", "replace")
+        for match in NAMED.finditer(text):
+            found.setdefault((match[1], match[2], match[3]), f"{place} names it")
+    return found
+
+
+def _collect_one(store: RepoStore, named: dict[tuple[str, str, str], str], rules: Rules, found: _Round) -> None:
+    if rules.check:
+        _sweep(store, named, rules, found)
+        return
+    try:
+        with store.locked(0, Progress()):
+            _sweep(store, named, rules, found)
+    except StoreError as error:
+        if store.read_lock() is None:
+            raise
+        found.busy.append(store.repo)
+        found.warnings.append(f"{store.repo} is left alone: {error}")
+
+
+def _sweep(store: RepoStore, named: dict[tuple[str, str, str], str], rules: Rules, found: _Round) -> None:
+    """Under the lock, or only looking: revisions, what is left of them, stage."""
+    ledger = store.read_ledger()
+    links = [link for link in read_links(store.root) if (link.hub, link.folder) == (store.hub, store.base.name)]
+    revisions = list_revisions(store, ledger, links)
+    reasons = {
+        revision.snapshot: _reason(revision, links, _kept_by_links(links, store, revisions, rules.keep), rules)
+        for revision in revisions
+    }
+    for revision in revisions:
+        key = (store.hub, store.base.name, revision.snapshot)
+        reasons[revision.snapshot] = reasons[revision.snapshot] or named.get(key)
+    doomed = [revision for revision in revisions if not reasons[revision.snapshot]]
+    if doomed:
+        for snapshot, holder in find_holders(_claims(store, doomed), rules.proc).items():
+            reasons[snapshot] = holder
+        doomed = [revision for revision in doomed if not reasons[revision.snapshot]]
+    found.kept += [
+        _entry(store, revision, reason=reasons[revision.snapshot]) for revision in revisions if revision not in doomed
+    ]
+    freed = freed_bytes([revision.path for revision in doomed])
+    if not rules.check:
+        doomed = _remove(store, doomed, rules, found)
+    found.removed += [_entry(store, revision, bytes=freed[revision.path]) for revision in doomed]
+    _sweep_stage(store, rules, found)
+
+
+def _kept_by_links(links: list[Link], store: RepoStore, revisions: list[Revision], keep: int) -> dict[str, str]:
+    """Snapshot -> which link still means it: the current one, and those before it."""
+    ledger = store.read_ledger()
+    kept: dict[str, str] = {}
+    for link in links:
+        for snapshot in previous_of(link, ledger, revisions)[: keep - 1]:
+            kept.setdefault(snapshot, f"it is a previous one of {link.name}")
+    for link in links:
+        kept[link.snapshot] = f"it is the current one of {link.name}"
+    return kept
+
+
+def _reason(revision: Revision, links: list[Link], kept: dict[str, str], rules: Rules) -> str | None:
+    """Why a revision stays, or None."""
+    if revision.snapshot in kept:
+        return kept[revision.snapshot]
+    age_s = time.time() - revision.published_s
+    if not links and age_s < rules.unlinked_age_s:
+        return f"no link names the model, but it is only {age_s / 86400:.1f} days old"
+    return None
+
+
+def _claims(store: RepoStore, revisions: Iterable[Revision]) -> Claims:
+    claims = Claims()
+    for revision in revisions:
+        place = f"/.store/{store.hub}/{store.base.name}/rev/{revision.snapshot}"
+        claims.add(revision.snapshot, revision.path, place)
+    return claims
+
+
+def _remove(store: RepoStore, doomed: list[Revision], rules: Rules, found: _Round) -> list[Revision]:
+    """Take the revisions out of sight, look once more whether somebody was faster, and unlink; returns what went."""
+    store.stage.mkdir(exist_ok=True)
+    trash: dict[str, Path] = {}
+    for revision in doomed:
+        trash[revision.snapshot] = store.stage / f"{TRASH}{revision.snapshot}-{secrets.token_hex(4)}"
+        revision.path.rename(trash[revision.snapshot])
+    if doomed:
+        claims = Claims()
+        for revision in doomed:
+            claims.add(revision.snapshot, trash[revision.snapshot], f"/{trash[revision.snapshot].name}")
+        for snapshot, holder in find_holders(claims, rules.proc).items():
+            revision = next(revision for revision in doomed if revision.snapshot == snapshot)
+            trash.pop(snapshot).rename(revision.path)
+            found.kept.append(_entry(store, revision, reason=holder))
+    gone = [revision for revision in doomed if revision.snapshot in trash]
+    if gone:
+        store.save_ledger(store.read_ledger())
+    for place in sorted((store.base / "manifest").glob("*.json")):
+        # Also those that a run left which died here.
+        if not store.revision(place.stem).exists():
+            place.unlink()
+    for place in trash.values():
+        remove_job(place)
+    return gone
+
+
+def _sweep_stage(store: RepoStore, rules: Rules, found: _Round) -> None:
+    """Trash of a run that died, and downloads that nobody went on with; under the lock none has a living owner."""
+    now = time.time()
+    for place in store.stage_entries():
+        with contextlib.suppress(FileNotFoundError):
+            if not place.name.startswith(TRASH) and now - newest_change(place) < rules.stage_age_s:
+                continue
+            found.stage.append({"repo": store.repo, "path": str(place), "bytes": freed_bytes([place])[place]})
+            if not rules.check:
+                remove_job(place)
+
+
+def freed_bytes(folders: Iterable[Path]) -> dict[Path, int]:
+    """What removing each of *folders* gives back: not what has another name elsewhere, and what two share only once."""
+    names: Counter[tuple[int, int]] = Counter()
+    inodes: dict[tuple[int, int], tuple[Path, int, int]] = {}
+    freed = {}
+    for folder in folders:
+        freed[folder] = 0
+        places = [Path(parent, name) for parent, _folders, files in os.walk(folder) for name in files]
+        for place in places or ([] if folder.is_dir() else [folder]):
+            status = place.lstat()
+            key = (status.st_dev, status.st_ino)
+            names[key] += 1
+            inodes[key] = (folder, status.st_nlink, status.st_blocks * 512)
+    for key, (folder, links, size) in inodes.items():
+        if names[key] == links:
+            freed[folder] += size
+    return freed
+
+
+def _entry(store: RepoStore, revision: Revision, **more: Any) -> dict[str, Any]:
+    return {
+        "hub": store.hub,
+        "repo": store.repo,
+        "id": revision.snapshot,
+        "commit": revision.commit,
+        "path": str(revision.path),
+        **more,
+    }

@@ -1,0 +1,69 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""SHA-256 of many large files at once, without pushing out what a serving engine keeps in memory. Private to
+socle.inference."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+BUFFER_BYTES = 1 << 20
+DROP_BYTES = 64 << 20
+MAX_WORKERS = 4
+
+
+def hash_workers(cores: int | None = None) -> int:
+    """Half of the cores, four at most: an engine may be serving on this host."""
+    return min(MAX_WORKERS, max(1, (cores or os.cpu_count() or 2) // 2))
+
+
+def hash_file(location: Path, tell: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a regular file; a symbolic link is not followed. *tell* gets the bytes read since its last call.
+
+    What was read leaves the page cache again, except where somebody has it mapped.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    descriptor = os.open(location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as handle:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        start = end = 0
+        while True:
+            count = handle.readinto(buffer)
+            if count:
+                digest.update(buffer[:count])
+                end += count
+            if end - start >= DROP_BYTES or not count:
+                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+                if tell:
+                    tell(end - start)
+                start = end
+            if not count:
+                return digest.hexdigest()
+
+
+def hash_files(locations: Sequence[Path], total: int, progress: Progress, phase: str = "verifying") -> list[str]:
+    """The SHA-256 of each, in order, several at once; *total* is the sum of their sizes, for progress."""
+    lock = threading.Lock()
+    done = 0
+
+    def hash_one(location: Path) -> str:
+        def tell(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                progress.update(phase, done=done, total=total, unit="B", detail=location.name)
+
+        return hash_file(location, tell)
+
+    if not locations:
+        return []
+    with ThreadPoolExecutor(hash_workers()) as pool:
+        return list(pool.map(hash_one, locations))

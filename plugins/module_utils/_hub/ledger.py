@@ -1,0 +1,148 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is known of a repository's files without hashing them again. Pure. Private to socle.inference.
+
+Only a cache: losing it costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, path_fault
+
+LEDGER_SCHEMA = 1
+SNAPSHOT = re.compile(r"[0-9a-f]{12}")
+IDENTITY = ("size", "mtime_ns", "ctime_ns", "inode", "device")
+HISTORY = 10
+
+CLOCK_SLACK_NS = 2_000_000_000
+"""A file system's clock may be a tick ahead of the one that is asked here, or coarser."""
+
+
+def identity(status: os.stat_result) -> dict[str, int]:
+    """What has to be the same for a file to count as untouched."""
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+        "device": status.st_dev,
+    }
+
+
+@dataclass
+class Ledger:
+    """Which inodes were proven, what a name resolved to, and what each link named before."""
+
+    revisions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    links: dict[str, list[str]] = field(default_factory=dict)
+    """Snapshots by link, the latest first."""
+    clock: Callable[[], float] = time.time
+
+    def files(self, snapshot: str) -> dict[str, Any]:
+        """The entries of a snapshot, by path; changes are kept."""
+        files: dict[str, Any] = self._revision(snapshot)["files"]
+        return files
+
+    def _revision(self, snapshot: str) -> dict[str, Any]:
+        return self.revisions.setdefault(snapshot, {"files": {}, "full": None})
+
+    def _entries(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+        for revision in self.revisions.values():
+            for path, entry in list(revision["files"].items()):
+                yield revision["files"], path, entry
+
+    def proves(self, snapshot: str, file: ModelFile, status: os.stat_result) -> bool:
+        """Whether the inode is the one that was found to hold *file*, untouched since.
+
+        A time of change that is still to come was written under another clock: then times prove nothing.
+        """
+        entry = self.revisions.get(snapshot, {}).get("files", {}).get(file.path)
+        return (
+            bool(entry == {**identity(status), "sha256": file.sha256})
+            and status.st_size == file.size
+            and status.st_ctime_ns <= self.clock() * 1e9 + CLOCK_SLACK_NS
+        )
+
+    def note(self, snapshot: str, file: ModelFile, status: os.stat_result) -> None:
+        """Remember that this inode holds *file*."""
+        self.files(snapshot)[file.path] = {**identity(status), "sha256": file.sha256}
+
+    def forget(self, inode: int, device: int) -> None:
+        """Remember no longer what this inode holds, under any of its names."""
+        for files, path, entry in self._entries():
+            if (entry["inode"], entry["device"]) == (inode, device):
+                del files[path]
+
+    def renew_ctime(self, status: os.stat_result) -> None:
+        """The inode got or lost a name, which changes nothing but its ctime, for all its names."""
+        known = {**identity(status), "ctime_ns": None}
+        for _files, _path, entry in self._entries():
+            if {**entry, "ctime_ns": None} == {**known, "sha256": entry["sha256"]}:
+                entry["ctime_ns"] = status.st_ctime_ns
+
+    def full_check(self, snapshot: str) -> float | None:
+        """When all of the snapshot's files had been hashed, in seconds since the epoch; None when that is unknown."""
+        found = self.revisions.get(snapshot, {}).get("full")
+        return found if found is not None and found <= self.clock() + CLOCK_SLACK_NS / 1e9 else None
+
+    def note_full(self, snapshot: str, when_s: float | None) -> None:
+        """Every file of the snapshot had been hashed at *when_s*."""
+        self._revision(snapshot)["full"] = when_s
+
+    def note_link(self, link: str, snapshot: str) -> None:
+        """*link* names *snapshot* now."""
+        self.links[link] = [snapshot, *(other for other in self.links.get(link, []) if other != snapshot)][:HISTORY]
+
+    def dumps(self) -> str:
+        document = {"schema": LEDGER_SCHEMA, "revisions": self.revisions, "refs": self.refs, "links": self.links}
+        return json.dumps(document) + "\n"
+
+
+def load_ledger(text: str, clock: Callable[[], float] = time.time) -> Ledger:
+    """The ledger from its text; an empty one where it is damaged, since everything can be proven again."""
+    found = Ledger(clock=clock)
+    try:
+        document = json.loads(text)
+        if document["schema"] != LEDGER_SCHEMA:
+            return found
+        revisions, refs, links = document["revisions"], document["refs"], document.get("links", {})
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return found
+    for name, value in revisions.items() if isinstance(revisions, dict) else ():
+        files = value.get("files") if isinstance(value, dict) else None
+        if SNAPSHOT.fullmatch(name) and isinstance(files, dict):
+            found.files(name).update((path, entry) for path, entry in files.items() if _is_entry(path, entry))
+            full = value.get("full")
+            # A number that is none would compare false with everything, a truth value would be a second.
+            if isinstance(full, (int, float)) and not isinstance(full, bool) and full >= 0:
+                found.note_full(name, float(full))
+    for name, value in refs.items() if isinstance(refs, dict) else ():
+        if _is_snapshot(value):
+            found.refs[name] = value
+    for name, value in links.items() if isinstance(links, dict) else ():
+        if isinstance(value, list):
+            found.links[name] = [snapshot for snapshot in value if _is_snapshot(snapshot)][:HISTORY]
+    return found
+
+
+def _is_snapshot(value: Any) -> bool:
+    return isinstance(value, str) and SNAPSHOT.fullmatch(value) is not None
+
+
+def _is_entry(path: str, entry: Any) -> bool:
+    return (
+        path_fault(path) is None
+        and isinstance(entry, dict)
+        and set(entry) == {*IDENTITY, "sha256"}
+        and all(isinstance(entry[name], int) and not isinstance(entry[name], bool) for name in IDENTITY)
+        and isinstance(entry["sha256"], str)
+    )
