@@ -1,11 +1,11 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One file from the hub: resumed, hashed while it arrives, proven before it counts. Private to socle.inference."""
+"""One file from its origins: resumed, hashed while it arrives, proven before it counts. Private to socle.inference."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import random
 import re
 import threading
@@ -13,118 +13,82 @@ import time
 import urllib.error
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.meter import Cancelled, Meter
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.parts import BUFFER_BYTES, Part, Segment
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
     NETWORK_ERRORS,
     TRANSIENT,
     reason_of,
     retry_after,
 )
-from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-BUFFER_BYTES = 1 << 20
+__all__ = ["Cancelled", "HashMismatch", "Meter", "fetch_file"]
+
 SLOW_READ_BYTES = 1 << 16
 FAST_BYTES_PER_S = 16 << 20
+PIECE_S = 8.0
+"""Beside others, a connection fetches so much of a file that its request costs little, and not more, so that the start
+of the file, which is what neighbours get, grows steadily."""
+PIECE_MAX_BYTES = 512 << 20
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
-CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+EXPIRED = frozenset({401, 403, 404, 410})
+CROWDED = frozenset({429, 503})
+LAN_RETRY_S = 0.5
+LAST_WAIT_S = 1.0
+RESTARTS = 2
+"""How often the same host may make a file start over by naming its content differently."""
 
 
 class HashMismatch(HubError):
     """What arrived is not what the listing promised, several times over."""
 
 
-class Cancelled(Exception):
-    """Another file failed; this one stops early."""
-
-
 class _Interrupted(Exception):
     """This try is over; the next one goes on where it ended."""
 
-    def __init__(self, reason: str, pause_s: float | None = None) -> None:
+    def __init__(self, reason: str, pause_s: float | None = None, status: int = 0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+        self.status = status
 
 
 class _WrongContent(Exception):
-    """The storage answers with something else than was listed."""
+    """The origin has something else than was listed."""
+
+
+class _Refused(Exception):
+    """The origin does not give the file, and will not."""
+
+    def __init__(self, error: HubError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 @dataclass
-class Meter:
-    """Bytes of all files together, for progress, and the way to stop all threads."""
+class _Standing:
+    """How an origin did for this file."""
 
-    progress: Progress
-    total: int
-    done: int = 0
-    received_by: dict[str, int] = field(default_factory=dict)
-    """Bytes that came over the network or from another folder, by Origin.kind; what came twice counts twice."""
-    sources: set[str] = field(default_factory=set)
-    stop: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def received(self) -> int:
-        return sum(self.received_by.values())
-
-    def add(self, count: int, path: str, kind: str | None = None) -> None:
-        """*count* more bytes are in place (or fewer, when a file starts over); *kind* of the origin they came from."""
-        with self._lock:
-            self.done += count
-            if kind:
-                self.received_by[kind] = self.received_by.get(kind, 0) + count
-            self.progress.update("downloading", done=self.done, total=self.total, unit="B", detail=path)
-        if self.stop.is_set():
-            raise Cancelled
-
-
-class _Part:
-    """The file that grows, with the hash of what it holds."""
-
-    def __init__(self, handle: BinaryIO, file: ModelFile, meter: Meter) -> None:
-        self._handle = handle
-        self._file = file
-        self.meter = meter
-        self.size = 0
-        self.digest = hashlib.sha256()
-        self._adopt()
-
-    def _adopt(self) -> None:
-        """Hash what an earlier run left here, to go on behind it."""
-        if os.fstat(self._handle.fileno()).st_size > self._file.size:
-            self.restart()
-            return
-        while True:
-            chunk = self._handle.read(BUFFER_BYTES)
-            if not chunk:
-                return
-            self.digest.update(chunk)
-            self.size += len(chunk)
-            self.meter.add(len(chunk), self._file.path)
-
-    def append(self, view: memoryview, kind: str) -> None:
-        count = len(view)
-        self.digest.update(view)
-        try:
-            while view:
-                view = view[self._handle.write(view) :]
-        except OSError as error:
-            raise StoreError(f"writing {self._file.path} failed: {error.strerror}", file=self._file.path) from error
-        self.size += count
-        self.meter.add(count, self._file.path, kind)
-
-    def restart(self) -> None:
-        self._handle.seek(0)
-        self._handle.truncate(0)
-        size, self.size = self.size, 0
-        self.digest = hashlib.sha256()
-        self.meter.add(-size, self._file.path)
+    origin: Origin
+    failures: int = 0
+    renewals: int = 0
+    mismatches: int = 0
+    restarts: int = 0
+    bad_ranges: int = 0
+    no_ranges: bool = False
+    mark: int = 0
+    """Bytes of the file at the last progress."""
+    failing_since: float | None = None
+    verdict: HubError | None = None
+    """Why it is asked no more."""
 
 
 def fetch_file(
@@ -133,156 +97,398 @@ def fetch_file(
     """Bring *file* to *location*, flushed to disk and proven; goes on behind what is there already.
 
     *origins* in order of preference; *shelf* learns what can be served on. Raises HashMismatch with the wrong content
-    left at *location*, or HubError when no origin answers any more.
+    left at *location*, HubError when no origin answers any more, StoreError when the disk does not take it.
     """
-    hub = origins[0]
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(location, flags, 0o600), "r+b", buffering=0) as handle:
-        part = _Part(handle, file, meter)
-        failures = mismatches = 0
-        mark = part.size
-        while True:
-            if part.size == file.size:
-                if part.digest.hexdigest() == file.sha256:
-                    break
-                mismatches += 1
-                if mismatches >= hub.policy.hash_tries:
-                    raise _mismatch(hub, file, part.digest.hexdigest(), mismatches)
-                part.restart()
-                mark = 0
-                if file.size == 0:
-                    continue
-            try:
-                _receive(hub, file, part)
-            except _WrongContent as error:
-                mismatches += 1
-                if mismatches >= hub.policy.hash_tries:
-                    raise HashMismatch(
-                        f"{file.path} from {hub.host}: {error}; nothing was published",
-                        file=file.path,
-                        tries=mismatches,
-                    ) from error
-                part.restart()
-                mark = 0
-            except _Interrupted as error:
-                if part.size - mark >= hub.policy.progress_bytes:
-                    failures, mark = 0, part.size
-                failures += 1
-                if failures >= hub.policy.failures:
-                    raise HubError(
-                        f"downloading {file.path} from {hub.host} {hub.describe_route()} gave up after "
-                        f"{failures} tries without "
-                        f"progress (last: {error}); a rerun goes on where it ended",
-                        file=file.path,
-                        host=hub.host,
-                    ) from error
-                pause = min(hub.policy.backoff_s * 2 ** (failures - 1), hub.policy.backoff_max_s)
-                pause = error.pause_s if error.pause_s is not None else pause * random.uniform(0.5, 1.0)
-                _pause(hub, pause, meter)
-        os.fchmod(handle.fileno(), 0o444)
-        os.fsync(handle.fileno())
+
+    def report(count: int, kind: str | None = None) -> None:
+        meter.add(count, file.path, kind)
+
+    part = Part(location, file, report, shelf)
+    try:
+        _Fetch(origins, file, part, meter).run()
+    finally:
+        part.close()
     if shelf is not None:
         shelf.prove(file.path, location)
 
 
-def _pause(hub: Origin, seconds: float, meter: Meter) -> None:
-    """Sleep, but notice when another file failed."""
-    until = time.monotonic() + seconds
-    while seconds > 0:
-        if meter.stop.is_set():
-            raise Cancelled
-        hub.sleep(min(seconds, 0.5))
-        seconds = until - time.monotonic()
+class _Fetch:
+    """The thread that runs it has the first connection; the others come and go."""
 
+    def __init__(self, origins: Sequence[Origin], file: ModelFile, part: Part, meter: Meter) -> None:
+        self.file = file
+        self.part = part
+        self.meter = meter
+        self.standings = [_Standing(origin) for origin in origins]
+        self.contributors: set[str] = set()
+        self.extras: dict[int, threading.Thread] = {}
+        self.extras_after = 0.0
+        self.extra_failures = 0
+        self.extra_fault: BaseException | None = None
+        self.closing = False
 
-def _receive(hub: Origin, file: ModelFile, part: _Part) -> None:
-    try:
-        response = hub.open_file(file, part.size)
-    except urllib.error.HTTPError as error:
-        error.close()
-        _judge_status(hub, file, error, part)
-        raise _Interrupted(f"status {error.code}", retry_after(error)) from error
-    except NETWORK_ERRORS as error:
-        raise _Interrupted(reason_of(error)) from error
-    except ValueError as error:
-        raise _Interrupted("an address that is not valid") from error
-    with response:
-        source = urllib.parse.urlsplit(response.geturl() or "").netloc
-        part.meter.sources.add(source or hub.host)
-        _check_answer(response, file, part)
-        _copy(hub, response, file, part)
+    def run(self) -> None:
+        self.part.check_start()
+        for standing in self.standings:
+            standing.mark = self.part.received
+        try:
+            while True:
+                standing = self._preferred()
+                if self.part.complete:
+                    actual = self.part.finish(self._poll)
+                    if actual == self.file.sha256:
+                        break
+                    self._wrong(actual, standing)
+                    continue
+                self._try(standing)
+        finally:
+            self._end_extras(LAST_WAIT_S)
+        self.part.publish()
 
+    def _preferred(self) -> _Standing:
+        """The first origin that was not given up; raises what the last one was given up for."""
+        for standing in self.standings:
+            if standing.verdict is None:
+                return standing
+        last = self.standings[-1].verdict or HubError(f"{self.file.path} has no origin")
+        if len(self.standings) == 1:
+            raise last
+        others = "; ".join(str(standing.verdict) for standing in self.standings[:-1])
+        raise type(last)(f"{last}; before that: {others}", **last.fields)
 
-def _judge_status(hub: Origin, file: ModelFile, error: urllib.error.HTTPError, part: _Part) -> None:
-    """Raise for a status that another try cannot change; an expired storage address is asked for again."""
-    if error.code == 416:
-        part.restart()
-    elif hub.is_own(error.geturl()) and error.code not in TRANSIENT:
-        hint = "; the token is missing or not valid for it" if error.code in (401, 403) else ""
-        raise HubError(
-            f"{hub.host} answered {error.code} for {file.path}, which it listed before{hint}; nothing was published",
-            file=file.path,
-            status=error.code,
+    def _try(self, standing: _Standing) -> None:
+        try:
+            with self.meter.receiving(standing.origin.ranges and not standing.no_ranges):
+                self._pull(standing)
+        except _WrongContent as error:
+            host = standing.origin.host
+            standing.mismatches += 1
+            if host in self.contributors:
+                self._restart()
+            if standing.mismatches >= standing.origin.policy.hash_tries:
+                self._give_up(
+                    standing,
+                    HashMismatch(
+                        f"{self.file.path} from {host}: {error}; nothing was published",
+                        file=self.file.path,
+                        tries=standing.mismatches,
+                    ),
+                )
+        except _Refused as error:
+            self._give_up(standing, error.error)
+        except _Interrupted as error:
+            self._interrupted(standing, error)
+
+    # Faults
+
+    def _give_up(self, standing: _Standing, verdict: HubError) -> None:
+        self._end_extras()
+        standing.verdict = verdict
+        following = next((other for other in self.standings if other.verdict is None), None)
+        if following is not None:
+            self.meter.ailing.add(standing.origin.host)
+            self.meter.note(f"{verdict}; went on with {following.origin.host}")
+
+    def _interrupted(self, standing: _Standing, error: _Interrupted) -> None:
+        """Count the failure, and wait before the next try; or give the origin up."""
+        origin, policy = standing.origin, standing.origin.policy
+        received = self.part.received
+        standing.mark = min(standing.mark, received)
+        if received - standing.mark >= policy.progress_bytes:
+            standing.failures = standing.renewals = 0
+            standing.mark, standing.failing_since = received, None
+        standing.failures += 1
+        now = time.monotonic()
+        if standing.failing_since is None:
+            standing.failing_since = now
+        alone = all(other.verdict is not None for other in self.standings if other is not standing)
+        if origin.kind == "lan" and not alone:
+            patient = now - standing.failing_since < policy.lan_patience_s and origin.host not in self.meter.ailing
+            pause = LAN_RETRY_S
+        else:
+            patient = standing.failures < policy.failures
+            pause = min(policy.backoff_s * 2 ** (standing.failures - 1), policy.backoff_max_s)
+            pause *= random.uniform(0.5, 1.0)
+        if patient:
+            self._pause(standing, pause if error.pause_s is None else error.pause_s)
+            return
+        self._give_up(
+            standing,
+            HubError(
+                f"downloading {self.file.path} from {origin.host} {origin.describe_route()} gave up after "
+                f"{standing.failures} tries without progress (last: {error}); a rerun goes on where it ended",
+                file=self.file.path,
+                host=origin.host,
+            ),
         )
 
+    def _wrong(self, actual: str, standing: _Standing) -> None:
+        """The file is complete, and not what it should be: start over, unless its origins had their chances."""
+        blamed = self.contributors or {standing.origin.host}
+        if not self.part.kept:
+            for other in self.standings:
+                if other.verdict is None and other.origin.host in blamed:
+                    other.mismatches += 1
+                    if other.mismatches >= other.origin.policy.hash_tries:
+                        self._give_up(other, _mismatch(other, self.file, actual))
+        if all(other.verdict is not None for other in self.standings):
+            # What arrived stays for a person to look at.
+            self._preferred()
+        self._restart()
 
-def _check_answer(response: Any, file: ModelFile, part: _Part) -> None:
-    """Compare what the server announces with what was listed, before a byte is taken."""
-    length = response.headers.get("Content-Length")
-    if response.status == 206:
-        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range") or "")
-        if not found or int(found[1]) != part.size:
-            part.restart()
-            raise _Interrupted("the server answered another range than was asked for")
-        total: int | None = int(found[2])
-    else:
-        if part.size:
-            part.restart()
-        total = int(length) if length and length.isdecimal() else None
-    if total is not None and total != file.size:
-        raise _WrongContent(f"{file.size} bytes were listed, {total} are offered")
+    def _restart(self) -> None:
+        self._end_extras()
+        self.part.restart()
+        self.contributors.clear()
 
+    def _pause(self, standing: _Standing, seconds: float) -> None:
+        """Sleep, but notice when another file failed."""
+        until = time.monotonic() + seconds
+        while seconds > 0:
+            self._poll()
+            standing.origin.sleep(min(seconds, 0.5))
+            seconds = until - time.monotonic()
 
-def _copy(hub: Origin, response: Any, file: ModelFile, part: _Part) -> None:
-    """Read until the file is complete. Small reads on slow links keep progress and stalls visible."""
-    policy = hub.policy
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    fast, sample_s, sample_bytes = False, 0.0, 0
-    window_start, window_bytes = time.monotonic(), 0
-    while part.size < file.size:
-        left = file.size - part.size
-        started = time.monotonic()
+    def _poll(self) -> None:
+        if self.meter.stop.is_set():
+            raise Cancelled
+
+    # Connections
+
+    def _pull(self, standing: _Standing) -> None:
+        """Fetch with this thread's connection until the file is complete."""
+        step = standing.origin.policy.split_bytes
+        while not self.part.complete:
+            segment = self.part.claim(self._piece(step), step)
+            if segment is None:
+                # The other connections have the rest, in shares too small to be worth another request.
+                self.part.wait(0.5)
+                self._poll()
+                self._raise_extra_fault()
+                continue
+            try:
+                self._receive(standing, segment, 0)
+            finally:
+                self.part.release(segment)
+
+    def _piece(self, step: int) -> int:
+        climb = self.meter.climb
+        return max(4 * step, min(PIECE_MAX_BYTES, int(climb.line_rate * PIECE_S))) if climb.lines > 1 else 1 << 62
+
+    def _add_extras(self, standing: _Standing) -> None:
+        """Open more connections where they pay and have something to fetch."""
+        lines = self.meter.climb.lines
+        self._raise_extra_fault()
+        if lines <= 1 or standing.no_ranges or not standing.origin.ranges or time.monotonic() < self.extras_after:
+            return
+        missing = [
+            number for number in range(1, lines) if number not in self.extras or not self.extras[number].is_alive()
+        ]
+        if not missing or not self.part.may_share(standing.origin.policy.split_bytes):
+            return
+        self.part.share()
+        for number in missing:
+            self.part.join()
+            thread = threading.Thread(
+                target=self._run_extra, args=(standing, number), name=f"line-{number}", daemon=True
+            )
+            self.extras[number] = thread
+            thread.start()
+
+    def _run_extra(self, standing: _Standing, number: int) -> None:
+        policy = standing.origin.policy
         try:
-            if fast:
-                count = response.readinto(buffer[: min(left, BUFFER_BYTES)])
-                view = buffer[:count]
-            else:
-                view = memoryview(response.read1(min(left, SLOW_READ_BYTES)))
+            while number < self.meter.climb.lines and not self.closing:
+                segment = self.part.claim(self._piece(policy.split_bytes), policy.split_bytes)
+                if segment is None:
+                    return
+                try:
+                    self._receive(standing, segment, number)
+                finally:
+                    self.part.release(segment)
+                self.extra_failures = 0
+        except _Interrupted as error:
+            pause = min(policy.backoff_s * 2**self.extra_failures, policy.backoff_max_s)
+            self.extra_failures += 1
+            if error.status in CROWDED:
+                self.meter.climb.refuse(time.monotonic())
+                pause = max(pause, error.pause_s or 0.0)
+            self.extras_after = time.monotonic() + pause
+        except (_WrongContent, _Refused):
+            # The first connection judges the origin, when it gets there.
+            self.extras_after = time.monotonic() + policy.hold_s
+        except Cancelled:
+            return
+        except BaseException as error:
+            self.extra_fault = error
+        finally:
+            self.part.leave()
+
+    def _raise_extra_fault(self) -> None:
+        if self.extra_fault is not None:
+            raise self.extra_fault
+
+    def _end_extras(self, wait_s: float | None = None) -> None:
+        """End all other connections; those that wait for bytes notice when these come, or after the stall time. With
+        *wait_s* they are left to themselves after it: what they still get is not written any more."""
+        self.closing = True
+        for thread in self.extras.values():
+            thread.join(wait_s)
+        self.extras.clear()
+        self.closing = wait_s is not None
+
+    def _receive(self, standing: _Standing, segment: Segment, number: int) -> None:
+        """Fetch *segment* by connection *number*; 0 is the first one, which alone may start the file over."""
+        origin, position = standing.origin, segment.position
+        end = None if segment.end == self.file.size else segment.end
+        try:
+            response = origin.open_file(self.file, position, end)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise self._judge_status(standing, error, number) from error
         except NETWORK_ERRORS as error:
-            raise _Interrupted(reason_of(error)) from error
-        if not view:
-            raise _Interrupted(f"the connection ended {left} bytes early")
-        now = time.monotonic()
-        sample_s, sample_bytes = sample_s + now - started, sample_bytes + len(view)
-        if sample_bytes >= BUFFER_BYTES:
-            fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
-            sample_s, sample_bytes = 0.0, 0
-        window_bytes += len(view)
-        part.append(view, hub.kind)
-        if now - window_start >= policy.slow_window_s:
-            if window_bytes < policy.slow_bytes_per_s * (now - window_start):
-                raise _Interrupted(f"stalled at {window_bytes / (now - window_start):.0f} bytes per second")
-            window_start, window_bytes = now, 0
+            raise _Interrupted(_reason(origin, error)) from error
+        except ValueError as error:
+            raise _Interrupted("an address that is not valid") from error
+        with contextlib.closing(response):
+            source = urllib.parse.urlsplit(response.geturl() or "").netloc or origin.host
+            self._check_answer(standing, response, segment, source, number)
+            self.meter.sources.add(source)
+            self.meter.source = source
+            self.contributors.add(origin.host)
+            self._copy(standing, response, segment, number)
+
+    def _judge_status(self, standing: _Standing, error: urllib.error.HTTPError, number: int) -> Exception:
+        """What a refusal means: wrong content, the end of this origin, or only of this try."""
+        origin, path = standing.origin, self.file.path
+        interrupted = _Interrupted(f"status {error.code}", retry_after(error), error.code)
+        if number:
+            return interrupted
+        if error.code == 416:
+            total = ((error.headers.get("Content-Range") if error.headers else None) or "").rpartition("/")[2]
+            if total.isdecimal() and total != str(self.file.size):
+                return _WrongContent(f"{self.file.size} bytes were listed, {total[:20]} are offered")
+            self._restart()
+            return interrupted
+        if origin.is_own(error.geturl()):
+            if error.code in TRANSIENT:
+                return interrupted
+            hint = "; the token is missing or not valid for it" if error.code in (401, 403) else ""
+            return _Refused(
+                HubError(
+                    f"{origin.host} answered {error.code} for {path}, which it listed before{hint}; nothing was "
+                    "published",
+                    file=path,
+                    status=error.code,
+                )
+            )
+        if error.code in EXPIRED:
+            standing.renewals += 1
+            if standing.renewals > origin.policy.renewals:
+                storage = urllib.parse.urlsplit(error.geturl() or "").netloc or "its storage"
+                return _Refused(
+                    HubError(
+                        f"{storage} answered {error.code} for {path}, also at {origin.policy.renewals} fresh addresses "
+                        f"from {origin.host}: check that this host's clock and route to the storage are right; a rerun "
+                        "goes on where it ended",
+                        file=path,
+                        status=error.code,
+                    )
+                )
+        return interrupted
+
+    def _check_answer(self, standing: _Standing, response: Any, segment: Segment, source: str, number: int) -> None:
+        """Compare what the server announces with what was listed, before a byte is taken."""
+        size, position = self.file.size, segment.position
+        length = response.headers.get("Content-Length") or ""
+        total: str | None = length if length.isdecimal() else None
+        if response.status == 206:
+            found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range") or "")
+            total = found[3] if found and found[3] != "*" else None
+            fits = found and int(found[1]) == position <= int(found[2]) and (not total or int(found[2]) < int(total))
+            if not fits:
+                standing.bad_ranges += 1
+                if not number and standing.bad_ranges > 1:
+                    standing.no_ranges = True
+                    self._restart()
+                raise _Interrupted("the server answered another range than was asked for")
+        elif response.status != 200:
+            raise _Interrupted(f"status {response.status}")
+        if total is not None and total != str(size):
+            offered = f"{total[:20]} are offered" if int(total[:20]) else "the body is empty"
+            raise _WrongContent(f"{size} bytes were listed, {offered}")
+        self._check_etag(standing, response, source, number)
+        if response.status == 200 and (position or self.part.ranged):
+            standing.no_ranges = True
+            if number:
+                raise _Interrupted("the server ignores ranges")
+            self._restart()
+            segment.position = segment.written = 0
+            segment.end = size
+
+    def _check_etag(self, standing: _Standing, response: Any, source: str, number: int) -> None:
+        """The same host that names the content differently than before has another file now."""
+        etag, known = response.headers.get("ETag"), self.part.known_etag(source)
+        if etag and known and etag != known and self.part.received and standing.restarts < RESTARTS:
+            if not number:
+                standing.restarts += 1
+                self._restart()
+            raise _Interrupted("the file on the server is another one than before, by its ETag")
+        if etag and etag != known:
+            self.part.note_etag(source, etag)
+
+    def _copy(self, standing: _Standing, response: Any, segment: Segment, number: int) -> None:
+        """Read until the segment is complete. Small reads on slow links keep progress and stalls visible."""
+        origin, policy = standing.origin, standing.origin.policy
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        fast, sample_s, sample_bytes = False, 0.0, 0
+        started = window_start = time.monotonic()
+        window_bytes = 0
+        while segment.left > 0:
+            left = segment.left
+            try:
+                if fast:
+                    count = response.readinto(buffer[: min(left, BUFFER_BYTES)])
+                    view = buffer[:count]
+                else:
+                    view = memoryview(response.read1(min(left, SLOW_READ_BYTES)))
+            except NETWORK_ERRORS as error:
+                raise _Interrupted(_reason(origin, error)) from error
+            if not view:
+                raise _Interrupted(f"the connection ended {left} bytes early")
+            now = time.monotonic()
+            sample_s, sample_bytes = sample_s + now - started, sample_bytes + len(view)
+            if sample_bytes >= BUFFER_BYTES:
+                fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
+                sample_s, sample_bytes = 0.0, 0
+            window_bytes += len(view)
+            self.part.write(segment, view, origin.kind)
+            if now - window_start >= policy.slow_window_s:
+                if window_bytes < policy.slow_bytes_per_s * (now - window_start):
+                    reason = f"stalled at {window_bytes / (now - window_start):.0f} bytes per second"
+                    self.meter.note(f"{self.file.path} from {origin.host}: {reason}, the connection was made anew")
+                    raise _Interrupted(reason)
+                window_start, window_bytes = now, 0
+            if not number:
+                self.meter.ailing.discard(origin.host)
+                self._add_extras(standing)
+            elif self.closing or number >= self.meter.climb.lines:
+                return
+            started = time.monotonic()
 
 
-def _mismatch(hub: Origin, file: ModelFile, actual: str, tries: int) -> HashMismatch:
+def _reason(origin: Origin, error: BaseException) -> str:
+    reason = reason_of(error)
+    return f"stalled: nothing came for {origin.policy.stall_s:g} s" if reason == "timed out" else reason
+
+
+def _mismatch(standing: _Standing, file: ModelFile, actual: str) -> HashMismatch:
     what = "an empty body" if actual == EMPTY_SHA256 else actual[:12]
     return HashMismatch(
-        f"{file.path} from {hub.host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got {what} in "
-        f"{tries} tries; "
-        "nothing was published",
+        f"{file.path} from {standing.origin.host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got "
+        f"{what} in {standing.mismatches} tries; nothing was published",
         file=file.path,
         expected_sha256=file.sha256,
         actual_sha256=actual,
-        tries=tries,
+        tries=standing.mismatches,
     )
