@@ -329,6 +329,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
     server: _Server
+    _entry: dict[str, Any]
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -362,15 +363,14 @@ class _Handler(BaseHTTPRequestHandler):
         params = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         path = unquote(url.path)
         hub = self.server.hub
-        hub.note(
-            {
-                "method": self.command,
-                "path": path,
-                "params": params,
-                "range": self.headers.get("Range"),
-                "headers": dict(self.headers),
-            }
-        )
+        self._entry = {
+            "method": self.command,
+            "path": path,
+            "params": params,
+            "range": self.headers.get("Range"),
+            "headers": dict(self.headers),
+        }
+        hub.note(self._entry)
         name = params.get("FilePath") or params.get("name")
         faults = hub.faults(f"{path} {name}" if name else path)
         with hub.connection(faults.get("max_connections")) as free:
@@ -571,27 +571,29 @@ class _Handler(BaseHTTPRequestHandler):
             if first >= size:
                 self._json(416, {"Success": False, "Message": "range"}, {"Content-Range": f"bytes */{size}"})
                 return
-        self.send_response(206 if partial else 200)
-        self.send_header("Content-Length", str(last - first + 1))
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", f'"{etag}"')
+        headers = {"Content-Length": str(last - first + 1), "Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
         if len(etag) == 64 and not faults.get("no_etag"):
-            self.send_header("X-Linked-ETag", f'"{etag}"')
+            headers["X-Linked-ETag"] = f'"{etag}"'
         if partial:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        self.send_response(206 if partial else 200)
+        for name, value in {**headers, **faults.get("headers", {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD" or last < first:
             return
         if not any(name in faults for name in SLOW):
             with source.open("rb") as handle:
-                self.connection.sendfile(handle, first, last - first + 1)
+                self._entry["sent"] = self.connection.sendfile(handle, first, last - first + 1)
             return
         shared = faults.get("shared_bytes_per_s")
         sent = 0
         for chunk in _chunks(source, first, last, faults):
+            self._entry["sent"] = sent
             if "drop_after" in faults and sent + len(chunk) > faults["drop_after"]:
                 self.wfile.write(chunk[: faults["drop_after"] - sent])
                 self.wfile.flush()
+                self._entry["sent"] = faults["drop_after"]
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
                 return
@@ -601,6 +603,7 @@ class _Handler(BaseHTTPRequestHandler):
             sent += len(chunk)
             if faults.get("bytes_per_s"):
                 time.sleep(len(chunk) / faults["bytes_per_s"])
+        self._entry["sent"] = sent
 
     def _answer(self, data: dict[str, Any]) -> None:
         self._json(200, {"Code": 200, "Success": True, "Message": "success", "RequestId": "0", "Data": data})
