@@ -1,0 +1,88 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Asks a hub on the controller what a revision is, and keeps the answer. Documented in modules/model_lock.py."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
+    LockRequest,
+    Memo,
+    ensure_lock,
+    lock_location,
+)
+from ansible_collections.socle.inference.plugins.modules.model_lock import ARGUMENT_SPEC
+from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import PERIOD_S, format_duration
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """See the module's documentation."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(ARGUMENT_SPEC)
+        ended = threading.Event()
+        watcher = threading.Thread(
+            target=_tell, args=(ended, str(task_vars.get("inventory_hostname", "")), args["repo"]), daemon=True
+        )
+        watcher.start()
+        try:
+            answer = _answer(args, task_vars, self._task.check_mode)
+        except SocleError as error:
+            result.update(failed=True, msg=str(error), **error.fields)
+            return result
+        finally:
+            ended.set()
+            watcher.join(timeout=5)
+        diff = answer.pop("diff")
+        if self._task.diff and answer["changed"]:
+            answer["diff"] = diff
+        result.update(answer)
+        return result
+
+
+def _answer(args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
+    source = args["source"]
+    revision = args["revision"] or DEFAULT_REVISION[source]
+    location = lock_location(task_vars.get("inventory_dir"), source, args["repo"], revision)
+    request = LockRequest(
+        repo=args["repo"],
+        revision=revision,
+        location=location,
+        moved=args["moved"],
+        offline=args["offline"],
+        check=check,
+    )
+    # Every process of a run has the same temporary folder, which ends with the run.
+    memo = Memo(
+        Path(constants.DEFAULT_LOCAL_TMP),
+        json.dumps([source, args["endpoint"], args["path"], args["repo"], revision, str(location)]),
+    )
+    options = {name: args[name] for name in ("endpoint", "token", "proxy", "ca_file", "path")}
+    return ensure_lock(request, lambda: make_hub(source, **options), memo)
+
+
+def _tell(ended: threading.Event, host: str, repo: str) -> None:
+    """One line every few seconds, as long as it takes."""
+    started = time.monotonic()
+    while not ended.wait(PERIOD_S):
+        waited = format_duration(time.monotonic() - started)
+        display.display(f"  [{host}] model_lock: asking what {repo} consists of, after {waited}")

@@ -1,0 +1,302 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lock beside an inventory: which content a name of a revision means for it. Private to socle.inference."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import is_commit
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import REPO, REVISION
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
+
+MOVED = ("refuse", "keep", "accept")
+MAX_BYTES = 64 << 20
+MAX_NAME_BYTES = 200
+"""Of a lock's name, leaving room for the suffixes of the files that it is written by; file systems end at 255."""
+SHOWN_FILES = 3
+
+
+@dataclass(frozen=True)
+class LockRequest:
+    """What is wanted. *location* is the lock's file; None where there is no inventory to keep it beside."""
+
+    repo: str
+    revision: str
+    location: Path | None
+    moved: str = "refuse"
+    offline: bool = False
+    check: bool = False
+
+
+def lock_location(inventory_dir: str | None, source: str, repo: str, revision: str) -> Path | None:
+    """Where the lock of a revision is; raises HubError for names that cannot be."""
+    if not REPO.fullmatch(repo):
+        raise HubError(f"repo must be organisation/name, found {repo[:120]!r}")
+    if not REVISION.fullmatch(revision):
+        raise HubError(f"revision must be a branch, a tag or a commit, found {revision[:120]!r}")
+    if not inventory_dir:
+        return None
+    encoded = urllib.parse.quote(revision, safe="")
+    name = f"{repo.replace('/', '--')}@{encoded}"
+    if len(name) > MAX_NAME_BYTES:
+        name = f"{name[: MAX_NAME_BYTES - 17]}-{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
+    return Path(inventory_dir) / ".socle" / "locks" / source / f"{name}.json"
+
+
+class Memo:
+    """Remembers for the rest of a run what a hub said, so that many hosts cost one question.
+
+    *folder* lives as long as the run; the hosts' processes share it.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._file = folder / f"model-lock-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+    def ask(self, question: Callable[[], Manifest]) -> Manifest:
+        """The answer to *question*, or to the same one before; raises HubError as it did."""
+        with self._locked():
+            known = self._read()
+            if known is None:
+                try:
+                    known = {"manifest": question().dumps()}
+                except HubError as error:
+                    unreachable = isinstance(error, HubUnreachable)
+                    known = {"error": str(error), "unreachable": unreachable, "fields": error.fields}
+                self._write(known)
+        if "manifest" in known:
+            return loads(known["manifest"])
+        raise (HubUnreachable if known["unreachable"] else HubError)(known["error"], **known["fields"])
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.with_suffix(".lock").open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            known: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return known
+
+    def _write(self, known: dict[str, Any]) -> None:
+        staged = self._file.with_suffix(".new")
+        staged.write_text(json.dumps(known), encoding="utf-8")
+        staged.replace(self._file)
+
+
+def ensure_lock(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> dict[str, Any]:
+    """The content that *request* means, from the lock, the hub or both; returns what the module returns.
+
+    *make_hub* is called only where a hub has to be asked. Raises SocleError.
+    """
+    locked = _read_lock(request) if request.location else None
+    if locked and (request.offline or is_commit(request.revision)):
+        return _result(request, locked)
+    if request.offline:
+        raise StoreError(
+            f"{request.repo} at {request.revision} has no lock at {request.location}, and offline is set: run this "
+            "once with offline unset, or bring the lock from where it was run"
+        )
+    hub: list[Hub] = []
+
+    def question() -> Manifest:
+        hub.append(make_hub())
+        return dataclasses.replace(
+            hub[0].resolve(request.repo, request.revision),
+            requested=request.revision,
+        )
+
+    try:
+        found = memo.ask(question)
+    except HubError as error:
+        if locked and (isinstance(error, HubUnreachable) or request.moved == "keep"):
+            return _result(request, locked, warning=f"{error}; the lock {request.location} is used: {_named(locked)}")
+        raise _with_ways_out(error, request, locked) from error
+    if locked is None:
+        if request.location and not request.check and not _write_new(request.location, found.dumps()):
+            # Somebody else was faster: what they wrote counts.
+            locked = _read_lock(request)
+        if locked is None:
+            return _result(request, found, changed=request.location is not None)
+    if found.content_id == locked.content_id:
+        return _result(request, locked)
+    return _moved(request, locked, found)
+
+
+def _moved(request: LockRequest, locked: Manifest, found: Manifest) -> dict[str, Any]:
+    changed = _changed_paths(locked, found)
+    shown = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
+    what = (
+        f"{request.repo} at {request.revision} has moved: the lock {request.location} holds {_named(locked)} of "
+        f"{locked.created}, the hub has {_named(found)}; {len(changed)} of {len(found.files)} files differ ({shown})"
+    )
+    if locked.commit and locked.commit == found.commit:
+        what = (
+            f"The hub lists other files for commit {locked.commit} of {request.repo} than the lock {request.location}, "
+            f"which a hub never should: {len(changed)} of {len(found.files)} files differ ({shown})"
+        )
+    if request.moved == "keep":
+        return _result(request, locked, warning=f"{what}; the lock is used", moved=True)
+    if request.moved == "accept":
+        if request.location and not request.check:
+            _write(request.location, found.dumps())
+        return _result(request, found, changed=True, before=locked, moved=True)
+    stay = f"pin revision: {locked.commit}" if locked.commit else "use -e model_store_moved=keep"
+    raise HubError(
+        f"{what}. To accept it, use -e model_store_moved=accept; to stay with what is locked, {stay}",
+        locked_commit=locked.commit,
+        commit=found.commit,
+        locked_content_id=locked.content_id,
+        content_id=found.content_id,
+        files_changed=len(changed),
+    )
+
+
+def _result(
+    request: LockRequest,
+    manifest: Manifest,
+    changed: bool = False,
+    warning: str | None = None,
+    before: Manifest | None = None,
+    moved: bool = False,
+) -> dict[str, Any]:
+    return {
+        "changed": changed,
+        "manifest": json.loads(manifest.dumps()),
+        "content_id": manifest.content_id,
+        "commit": manifest.commit,
+        "lock": str(request.location) if request.location else None,
+        "moved": moved,
+        "warnings": [warning] if warning else [],
+        "diff": {
+            "before": (_summary(before) if before else "") if changed else _summary(manifest),
+            "after": _summary(manifest),
+            "before_header": str(request.location),
+            "after_header": str(request.location),
+        },
+    }
+
+
+def _named(manifest: Manifest) -> str:
+    return f"commit {manifest.commit}" if manifest.commit else f"content {manifest.content_id}"
+
+
+def _summary(manifest: Manifest) -> str:
+    """A manifest for the eyes: one line a file."""
+    lines = [f"commit {manifest.commit}", f"content {manifest.content_id}"]
+    lines += [f"{file.path} {file.size} {file.sha256[:12]}" for file in manifest.files]
+    return "\n".join(lines) + "\n"
+
+
+def _changed_paths(one: Manifest, other: Manifest) -> list[str]:
+    """Paths with other content, or on one side only."""
+    before, after = ({file.path: file.sha256 for file in manifest.files} for manifest in (one, other))
+    return sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
+
+
+def _with_ways_out(error: HubError, request: LockRequest, locked: Manifest | None) -> HubError:
+    if isinstance(error, HubUnreachable):
+        return HubUnreachable(
+            f"{error}, and {request.repo} at {request.revision} has no lock yet: check address, network and proxy "
+            "(HTTPS_PROXY, NO_PROXY of the controller, or the option proxy), or bring a lock and set offline",
+            **error.fields,
+        )
+    if locked:
+        return HubError(
+            f"{error}; the lock {request.location} holds {_named(locked)}: to stay with it, use "
+            "-e model_store_moved=keep",
+            **error.fields,
+        )
+    return error
+
+
+def _read_lock(request: LockRequest) -> Manifest | None:
+    """The lock's manifest, None without one; raises StoreError for a file that is none."""
+    location = request.location
+    if location is None:
+        return None
+    try:
+        # A pipe would keep the reader waiting.
+        with os.fdopen(os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as handle:
+            if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+                raise StoreError(f"the lock {location} is no regular file: remove it")
+            content = handle.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise StoreError(f"it has more than {MAX_BYTES >> 20} MiB")
+        manifest = loads(content.decode("utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"the lock {location} cannot be read ({error.strerror}): correct its permissions") from error
+    except (StoreError, ValueError, RecursionError) as error:
+        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise StoreError(
+            f"the lock {location} is damaged ({reason}): restore it from version control, or remove it to lock what "
+            "the hub has now"
+        ) from error
+    if (manifest.repo, manifest.requested) != (request.repo, request.revision):
+        raise StoreError(
+            f"the lock {location} is that of {manifest.repo} at {manifest.requested}, not of {request.repo} at "
+            f"{request.revision}: remove it, or give it its right name"
+        )
+    return manifest
+
+
+def _write_new(location: Path, text: str) -> bool:
+    """Write a lock that must not be there yet; False if it is."""
+    with _staged(location, text) as staged:
+        try:
+            os.link(staged, location)
+        except FileExistsError:
+            return False
+        except OSError:
+            # A file system without hard links: the moment between these two lines is its price.
+            if location.exists():
+                return False
+            staged.replace(location)
+    return True
+
+
+def _write(location: Path, text: str) -> None:
+    with _staged(location, text) as staged:
+        staged.replace(location)
+
+
+@contextlib.contextmanager
+def _staged(location: Path, text: str) -> Iterator[Path]:
+    """*text* in a file beside *location*, on disk, and gone afterwards; a failure becomes a StoreError."""
+    staged = location.with_name(f".{location.name}.{os.getpid()}.new")
+    try:
+        location.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with staged.open("w", encoding="utf-8") as handle:
+                handle.write(text)
+                handle.flush()
+                os.fsync(handle.fileno())
+            yield staged
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                staged.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"the lock {location} cannot be written ({error.strerror}): make its folder writable, or bring a lock that "
+            "was made elsewhere"
+        ) from error
