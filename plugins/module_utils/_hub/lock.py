@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -67,27 +68,27 @@ class Memo:
     def __init__(self, folder: Path, key: str) -> None:
         self._file = folder / f"model-lock-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
-    def ask(self, question: Callable[[], Manifest]) -> Manifest:
-        """The answer to *question*, or to the same one before; raises HubError as it did."""
-        with self._locked():
-            known = self._read()
-            if known is None:
-                try:
-                    known = {"manifest": question().dumps()}
-                except HubError as error:
-                    unreachable = isinstance(error, HubUnreachable)
-                    known = {"error": str(error), "unreachable": unreachable, "fields": error.fields}
-                self._write(known)
-        if "manifest" in known:
-            return loads(known["manifest"])
-        raise (HubUnreachable if known["unreachable"] else HubError)(known["error"], **known["fields"])
-
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """One host at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.with_suffix(".lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+    def ask(self, question: Callable[[], Manifest]) -> Manifest:
+        """The answer to *question*, or to the same one before; raises HubError as it did."""
+        known = self._read()
+        if known is None:
+            try:
+                known = {"manifest": question().dumps()}
+            except HubError as error:
+                unreachable = isinstance(error, HubUnreachable)
+                known = {"error": str(error), "unreachable": unreachable, "fields": error.fields}
+            self._write(known)
+        if "manifest" in known:
+            return loads(known["manifest"])
+        raise (HubUnreachable if known["unreachable"] else HubError)(known["error"], **known["fields"])
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -107,6 +108,11 @@ def ensure_lock(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -
 
     *make_hub* is called only where a hub has to be asked. Raises SocleError.
     """
+    with memo.locked():
+        return _ensure(request, make_hub, memo)
+
+
+def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> dict[str, Any]:
     locked = _read_lock(request) if request.location else None
     if locked and (request.offline or is_commit(request.revision)):
         return _result(request, locked)
@@ -115,14 +121,9 @@ def ensure_lock(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -
             f"{request.repo} at {request.revision} has no lock at {request.location}, and offline is set: run this "
             "once with offline unset, or bring the lock from where it was run"
         )
-    hub: list[Hub] = []
 
     def question() -> Manifest:
-        hub.append(make_hub())
-        return dataclasses.replace(
-            hub[0].resolve(request.repo, request.revision),
-            requested=request.revision,
-        )
+        return dataclasses.replace(make_hub().resolve(request.repo, request.revision), requested=request.revision)
 
     try:
         found = memo.ask(question)
@@ -283,11 +284,11 @@ def _write(location: Path, text: str) -> None:
 @contextlib.contextmanager
 def _staged(location: Path, text: str) -> Iterator[Path]:
     """*text* in a file beside *location*, on disk, and gone afterwards; a failure becomes a StoreError."""
-    staged = location.with_name(f".{location.name}.{os.getpid()}.new")
+    staged = location.with_name(f".{location.name}.{secrets.token_hex(4)}.new")
     try:
         location.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with staged.open("w", encoding="utf-8") as handle:
+            with staged.open("x", encoding="utf-8") as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
