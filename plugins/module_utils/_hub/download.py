@@ -21,7 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.meter import Cancelled, Meter
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.parts import BUFFER_BYTES, Part, Segment
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
     NETWORK_ERRORS,
@@ -176,6 +176,10 @@ class _Fetch:
                 )
         except _Refused as error:
             self._give_up(standing, error.error)
+        except NotYet:
+            # It has waited itself, and it lives: nothing to count, only to ask again.
+            standing.failing_since = None
+            self._poll()
         except _Interrupted as error:
             self._interrupted(standing, error)
 
@@ -346,6 +350,8 @@ class _Fetch:
         except urllib.error.HTTPError as error:
             error.close()
             raise self._judge_status(standing, error, number) from error
+        except NotYet:
+            raise
         except NETWORK_ERRORS as error:
             raise _Interrupted(_reason(origin, error)) from error
         except ValueError as error:
@@ -452,6 +458,8 @@ class _Fetch:
                     view = buffer[:count]
                 else:
                     view = memoryview(response.read1(min(left, SLOW_READ_BYTES)))
+            except NotYet:
+                raise
             except NETWORK_ERRORS as error:
                 raise _Interrupted(_reason(origin, error)) from error
             if not view:
