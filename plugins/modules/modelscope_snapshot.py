@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: modelscope_snapshot
-short_description: Bring a model from ModelScope to a host, verified
+short_description: Bring a model to a host, verified
 version_added: 0.1.0
 author:
   - The socle authors (@socle-inference)
 description:
-  - Downloads a revision of a model from the ModelScope hub into a store on the host, proves every file by its SHA-256,
-    and only then makes it visible, by renames. Whenever the module is interrupted, what is visible is either the
-    old or the new snapshot, complete; the next run goes on where it ended.
-  - A snapshot lives in C(STORE/.store/modelscope/ORG--NAME/rev/ID); a relative symbolic link C(STORE/LINK) names the
+  - Downloads a revision of a model from the ModelScope hub, or another O(source), into a store on the host, proves
+    every file by its SHA-256, and only then makes it visible, by renames. Whenever the module is interrupted, what is
+    visible is either the old or the new snapshot, complete; the next run goes on where it ended.
+  - A snapshot lives in C(STORE/.store/SOURCE/ORG--NAME/rev/ID); a relative symbolic link C(STORE/LINK) names the
     current one. Give containers the resolved path that is returned, so that it is visible which revision runs.
   - Files that another revision in the store already holds are hard-linked, not downloaded.
   - Needs nothing but the Python standard library on the host.
@@ -36,12 +36,29 @@ options:
     description:
       - A branch, a tag, or a full commit hash.
       - With a commit hash that is in the store and proven, the hub is not asked at all.
+      - Default is C(master), and C(main) on Hugging Face.
     type: str
-    default: master
+  source:
+    description:
+      - V(modelscope) and V(huggingface) are hubs. V(directory) is O(path) on the host.
+    type: str
+    choices: [modelscope, huggingface, directory]
+    default: modelscope
   endpoint:
-    description: Address of the hub. Environment variables of ModelScope's own tools are not read.
+    description:
+      - Address of the hub, or of a mirror that speaks its protocol. Default is C(https://www.modelscope.cn) or
+        C(https://huggingface.co). Environment variables of the hubs' own tools are not read.
     type: str
-    default: https://www.modelscope.cn
+  path:
+    description:
+      - For O(source=directory), the absolute path of what M(socle.inference.model_export) made (a folder, or a tar
+        archive of it without compression), or of a plain folder, which is hashed.
+    type: path
+  manifest:
+    description:
+      - The manifest of the revision, as M(socle.inference.model_lock) returns it. Then no hub is asked what the
+        revision holds, and where the store has all of it no request is sent.
+    type: dict
   store:
     description: The folder that holds the models of this host; made when it is missing.
     type: path
@@ -63,17 +80,45 @@ options:
       - Must not hold credentials, since it appears in messages; a proxy that needs some goes into the task's
         environment.
     type: str
+  ca_file:
+    description: File on the host with certificates (PEM) to trust besides the host's own, as for a proxy's.
+    type: path
   verify:
     description:
       - V(quick) compares size, times, inode and device of every file with the ledger of what was proven, and hashes
         only files where something differs. It does not see bit rot.
-      - V(full) hashes every file.
+      - V(structure) also looks whether the files fit together, as is done before every activation.
+      - V(full) hashes every file too, with half of the cores and four threads at most, and leaves the page cache as it
+        was.
     type: str
-    choices: [quick, full]
+    choices: [quick, structure, full]
     default: quick
+  verify_max_age:
+    description: Hash every file where that was last done longer ago than this, such as V(30d), or is not known.
+    type: str
+  adopt_from:
+    description:
+      - Folders on the host that may hold files of the model, such as caches of a hub's own tools. What has the right
+        content is hard-linked, or copied from another file system; the rest is downloaded.
+      - A linked file becomes read-only where it was, since it is the same file.
+    type: list
+    elements: path
+    default: []
   reserve_gib:
     description: GiB that must stay free after the download. Default is the larger of 5 GiB and 2 % of the file system.
     type: float
+  allow_shared_fs:
+    description: Take a store on a network file system, where locks may not reach other hosts; one host alone may write.
+    type: bool
+    default: false
+  allow_volatile_fs:
+    description: Take a store that does not outlive the host (tmpfs) or its container (overlay).
+    type: bool
+    default: false
+  force:
+    description: Download in spite of too little space, a clock that is off, or a file system that does not last.
+    type: bool
+    default: false
   lock_timeout:
     description: Seconds to wait for another run that works on the same model on this host.
     type: int
@@ -108,6 +153,19 @@ EXAMPLES = r"""
     repo: Qwen/Qwen3-8B
     revision: master
     content_id: "{{ pinned_content_id }}"
+  become: true
+
+- name: Take over what the hub's own tool had downloaded
+  socle.inference.modelscope_snapshot:
+    repo: Qwen/Qwen3-8B
+    adopt_from: [/root/.cache/modelscope, /data/models]
+  become: true
+
+- name: Import from a disk
+  socle.inference.modelscope_snapshot:
+    repo: Qwen/Qwen3-8B
+    source: directory
+    path: /mnt/usb/Qwen3-8B
   become: true
 
 - name: Hash every file again, without the hub
@@ -152,12 +210,12 @@ previous:
   type: dict
 bytes:
   description:
-    - Sizes in bytes. C(total) of the snapshot; received from the hub (C(wan)) and from neighbours (C(lan)); hard-
-      linked from other revisions (C(reused_link)); taken over from interrupted runs (C(reused_part)) and from
-      existing folders (C(adopted)).
+    - Sizes in bytes. C(total) of the snapshot; received from the hub (C(wan)), from neighbours (C(lan)) and from
+      O(path) (C(disk)); hard-linked from other revisions (C(reused_link)); taken over from interrupted runs
+      (C(reused_part)) and from O(adopt_from) (C(adopted)).
   returned: success
   type: dict
-  sample: {total: 269060552, wan: 269060552, lan: 0, reused_link: 0, reused_part: 0, adopted: 0}
+  sample: {total: 269060552, wan: 269060552, lan: 0, disk: 0, reused_link: 0, reused_part: 0, adopted: 0}
 files:
   description:
     - Counts of files, C(total), C(fetched), C(verified) as they were, C(repaired), and C(removed) foreign ones.
@@ -166,11 +224,11 @@ files:
   sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0}
 verify:
   description:
-    - C(level), C(seconds) spent, number of files hashed (C(hashed_files)), and rate of hashing in MB/s
-      (C(mb_s)).
+    - C(level), C(seconds) spent, number of files hashed (C(hashed_files)), rate of hashing in MB/s (C(mb_s)), and since
+      when all of them have been known by their hashes (C(checked), null when that is not known).
   returned: success
   type: dict
-  sample: {level: quick, seconds: 0.001, hashed_files: 0, mb_s: null}
+  sample: {level: quick, seconds: 0.001, hashed_files: 0, mb_s: null, checked: '2026-11-30T09:28:44Z'}
 seconds:
   description: Duration of the whole run.
   returned: success
@@ -186,59 +244,108 @@ sources:
   elements: str
 plan:
   description:
-    - What a run would download (C(bytes)), what is free (C(free)), and which files are missing (C(missing), at most
-      100, and their number C(missing_files)).
+    - What a run would bring (C(bytes)), how much of that an interrupted run left (C(staged)) or O(adopt_from) may have
+      (C(adoptable)), what is free (C(free)), which files are missing (C(missing), at most 100, and their number
+      C(missing_files)), what is in the way (C(faults)), and what is known of the store's file system (C(store)).
   returned: in check mode
   type: dict
-  sample: {bytes: 269060552, free: 68719476736, missing: [config.json, model.safetensors], missing_files: 2}
+  sample:
+    bytes: 269060552
+    staged: 0
+    adoptable: 0
+    free: 68719476736
+    missing: [config.json, model.safetensors]
+    missing_files: 2
+    faults: []
+    store: {folder: /var/lib/socle/models, file_system: ext4, mount_point: /}
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+
+def make_request(params: dict[str, Any], check: bool) -> Request:
+    """What the options ask for; raises SocleError for what they cannot mean."""
+    age = params["verify_max_age"]
+    return Request(
+        repo=params["repo"],
+        revision=params["revision"] or DEFAULT_REVISION[params["source"]],
+        store=Path(params["store"]),
+        link=params["link"],
+        full=params["verify"] == "full",
+        structure=params["verify"] == "structure",
+        verify_max_age_s=parse_age("verify_max_age", age) if age else None,
+        reserve_bytes=reserve_bytes(params["reserve_gib"]),
+        lock_timeout_s=params["lock_timeout"],
+        content_id=params["content_id"],
+        manifest=loads(json.dumps(params["manifest"])) if params["manifest"] else None,
+        adopt_from=tuple(map(Path, params["adopt_from"])),
+        allow_shared_fs=params["allow_shared_fs"],
+        allow_volatile_fs=params["allow_volatile_fs"],
+        force=params["force"],
+        offline=params["offline"],
+        check=check,
+    )
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "repo": {"type": "str", "required": True},
-            "revision": {"type": "str", "default": "master"},
-            "endpoint": {"type": "str", "default": "https://www.modelscope.cn"},
+            "revision": {"type": "str"},
+            "source": {
+                "type": "str",
+                "choices": ["modelscope", "huggingface", "directory"],
+                "default": "modelscope",
+            },
+            "endpoint": {"type": "str"},
+            "path": {"type": "path"},
+            "manifest": {"type": "dict"},
             "store": {"type": "path", "default": "/var/lib/socle/models"},
             "link": {"type": "str"},
             "token": {"type": "str", "no_log": True},
             "proxy": {"type": "str"},
-            "verify": {"type": "str", "choices": ["quick", "full"], "default": "quick"},
+            "ca_file": {"type": "path"},
+            "verify": {"type": "str", "choices": ["quick", "structure", "full"], "default": "quick"},
+            "verify_max_age": {"type": "str"},
+            "adopt_from": {"type": "list", "elements": "path", "default": []},
             "reserve_gib": {"type": "float"},
+            "allow_shared_fs": {"type": "bool", "default": False},
+            "allow_volatile_fs": {"type": "bool", "default": False},
+            "force": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
             "content_id": {"type": "str"},
             "offline": {"type": "bool", "default": False},
             "progress_path": {"type": "path"},
         },
+        required_if=[("source", "directory", ["path"])],
         supports_check_mode=True,
     )
     params = module.params
+    progress = Progress(params["progress_path"])
     try:
         result = ensure_snapshot(
-            Request(
-                repo=params["repo"],
-                revision=params["revision"],
-                store=Path(params["store"]),
-                link=params["link"],
-                full=params["verify"] == "full",
-                reserve_bytes=reserve_bytes(params["reserve_gib"]),
-                lock_timeout_s=params["lock_timeout"],
-                content_id=params["content_id"],
-                offline=params["offline"],
-                check=module.check_mode,
+            make_request(params, module.check_mode),
+            make_hub(
+                params["source"],
+                params["endpoint"],
+                params["token"],
+                params["proxy"],
+                params["ca_file"],
+                params["path"],
+                progress=progress,
             ),
-            make_hub("modelscope", params["endpoint"], params["token"], params["proxy"]),
-            Progress(params["progress_path"]),
+            progress,
         )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import SNAPSHOT, Ledger
+from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_mentions
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
@@ -131,13 +132,14 @@ def previous_of(link: Link, ledger: Ledger, revisions: list[Revision]) -> list[s
     return [snapshot for snapshot in [*known, *rest] if snapshot != link.snapshot]
 
 
-def describe_store(root: Path) -> dict[str, Any]:
+def describe_store(root: Path, state_dir: Path) -> dict[str, Any]:
     """What model_store_info returns: models, and warnings."""
     warnings: list[str] = []
     check_root(root)
-    links = read_links(root)
     models = []
     try:
+        links = read_links(root)
+        mentions = find_mentions(state_dir)
         for store in list_repositories(root, warnings):
             ledger = store.read_ledger()
             models.append(
@@ -145,7 +147,10 @@ def describe_store(root: Path) -> dict[str, Any]:
                     "hub": store.hub,
                     "repo": store.repo,
                     "links": [link.name for link in links if (link.hub, link.folder) == (store.hub, store.base.name)],
-                    "revisions": [_as_dict(revision) for revision in list_revisions(store, ledger, links)],
+                    "revisions": [
+                        _as_dict(revision, mentions.get((store.hub, store.base.name, revision.snapshot), []))
+                        for revision in list_revisions(store, ledger, links)
+                    ],
                     "lock": store.read_lock(),
                     "stage": [_stage_entry(place) for place in store.stage_entries()],
                 }
@@ -183,7 +188,7 @@ def utc(seconds: float | None) -> str | None:
     return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _as_dict(revision: Revision) -> dict[str, Any]:
+def _as_dict(revision: Revision, used_by: list[Path]) -> dict[str, Any]:
     return {
         "id": revision.snapshot,
         "path": str(revision.path),
@@ -196,6 +201,7 @@ def _as_dict(revision: Revision) -> dict[str, Any]:
         "published": utc(revision.published_s),
         "current_of": revision.current_of,
         "previous_of": revision.previous_of,
+        "used_by": [str(place) for place in used_by],
         "verified": utc(revision.verified_s),
     }
 

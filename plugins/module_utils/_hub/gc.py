@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.catalog impor
     read_links,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.holders import PROC, Claims, find_holders
+from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import Key, find_mentions
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     STALE_STAGE_S,
     TRASH,
@@ -41,9 +41,9 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 KEEP = 2
 UNLINKED_AGE_S = 7 * 86400.0
-NAMED = re.compile(r"\.store/([^/\s]+)/([^/\s]+)/rev/([0-9a-f]{12})")
-NAMED_MAX_BYTES = 4 << 20
-UNITS = ("etc/containers/systemd/vllm-*.container", "etc/systemd/system/vllm-*.service")
+
+
+Mentions = Mapping[Key, "list[Path]"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def collect(root: Path, rules: Rules, progress: Progress) -> dict[str, Any]:
     found = _Round()
     try:
         if check_root(root):
-            named = named_revisions(rules)
+            named = find_mentions(rules.state_dir, rules.system)
             for store in list_repositories(root, found.warnings):
                 progress.update("collecting garbage", detail=store.repo)
                 _collect_one(store, named, rules, found)
@@ -105,21 +105,7 @@ def reclaimable_bytes(root: Path) -> int | None:
     return None
 
 
-def named_revisions(rules: Rules) -> dict[tuple[str, str, str], str]:
-    """Hub, folder and snapshot of every revision that a unit or a generation names -> which one does."""
-    found: dict[tuple[str, str, str], str] = {}
-    places = [place for pattern in UNITS for place in sorted(rules.system.glob(pattern))]
-    for place in (*places, *sorted(rules.state_dir.glob("instances/*/generations/*/*"))):
-        if not place.is_file():
-            continue
-        with place.open("rb") as handle:
-            text = handle.read(NAMED_MAX_BYTES).decode("utf-8", "replace")
-        for match in NAMED.finditer(text):
-            found.setdefault((match[1], match[2], match[3]), f"{place} names it")
-    return found
-
-
-def _collect_one(store: RepoStore, named: dict[tuple[str, str, str], str], rules: Rules, found: _Round) -> None:
+def _collect_one(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> None:
     if rules.check:
         _sweep(store, named, rules, found)
         return
@@ -133,7 +119,7 @@ def _collect_one(store: RepoStore, named: dict[tuple[str, str, str], str], rules
         found.warnings.append(f"{store.repo} is left alone: {error}")
 
 
-def _sweep(store: RepoStore, named: dict[tuple[str, str, str], str], rules: Rules, found: _Round) -> None:
+def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> None:
     """Under the lock, or only looking: revisions, what is left of them, stage."""
     ledger = store.read_ledger()
     links = [link for link in read_links(store.root) if (link.hub, link.folder) == (store.hub, store.base.name)]
@@ -144,7 +130,8 @@ def _sweep(store: RepoStore, named: dict[tuple[str, str, str], str], rules: Rule
     }
     for revision in revisions:
         key = (store.hub, store.base.name, revision.snapshot)
-        reasons[revision.snapshot] = reasons[revision.snapshot] or named.get(key)
+        if not reasons[revision.snapshot] and key in named:
+            reasons[revision.snapshot] = f"{named[key][0]} names it"
     doomed = [revision for revision in revisions if not reasons[revision.snapshot]]
     if doomed:
         for snapshot, holder in find_holders(_claims(store, doomed), rules.proc).items():

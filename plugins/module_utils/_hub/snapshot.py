@@ -305,10 +305,12 @@ class _Run:
         linkable = self._reusable(found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
+        staged, room = self.store.staged_bytes(file for file in missing if file not in adoptable)
         return {
             "missing": sum(file.size for file in missing),
             "files": len(missing),
-            "staged": self.store.staged_bytes(file for file in missing if file not in adoptable),
+            "staged": staged,
+            "room": room,
             "adoptable": sum(file.size for file in adoptable),
         }
 
@@ -319,7 +321,7 @@ class _Run:
         facts = self.facts(request.store, places, newest, probe)
         self.looked = facts.as_dict()
         allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
-        need = needed_bytes(planned["missing"], planned["staged"], planned["adoptable"])
+        need = needed_bytes(planned["missing"], planned["room"], planned["adoptable"])
         faults = judge(facts, need, planned["files"], allowed)
         if any(fault.id == "space" for fault in faults):
             faults = judge(facts, need, planned["files"], allowed, reclaimable_bytes(request.store))
@@ -422,7 +424,7 @@ class _Run:
         done.reused_part = self.store.adopt(fetched, job)
         meter.total = sum(file.size for file in fetched)
         self._remove_dead(job)
-        self._check_space(found, meter.total, done.reused_part, len(fetched))
+        self._check_space(found, fetched)
         self._fetch(found.manifest, fetched, job, meter)
         for path, source in sources.items():
             status = self.store.link_file(source, tree / path, self.ledger)
@@ -431,9 +433,8 @@ class _Run:
         # A download takes long: what changed meanwhile in the other revisions is fetched as well.
         late = [file for file in wanted if file.path in sources and file.path not in done.linked]
         if late:
-            missing_bytes = sum(file.size for file in late)
-            meter.total += missing_bytes
-            self._check_space(found, missing_bytes, 0, len(late))
+            meter.total += sum(file.size for file in late)
+            self._check_space(found, late)
             self._fetch(found.manifest, late, job, meter)
         self._shelve(done.linked, tree)
         if fetched or late or done.adopted.linked or done.adopted.copied:
@@ -452,9 +453,11 @@ class _Run:
             inspection.hashed_bytes += sum(hashed.values())
         return found
 
-    def _check_space(self, found: _Found, missing: int, staged: int, files: int) -> None:
+    def _check_space(self, found: _Found, files: list[ModelFile]) -> None:
         """Again, now that it is known exactly what is to come."""
-        planned = {"missing": missing, "staged": staged, "adoptable": 0, "files": files}
+        _staged, room = self.store.staged_bytes(files)
+        missing = sum(file.size for file in files)
+        planned = {"missing": missing, "room": room, "adoptable": 0, "files": len(files)}
         for fault in self._precheck(found, planned, probe=False):
             if fault.id in ("space", "inodes"):
                 raise StoreError(fault.message, faults=[fault.id], store=self.looked)
@@ -563,7 +566,7 @@ class _Run:
             "seconds": round(seconds, 3),
             "mb_s": round(received / 1e6 / seconds, 1) if received and seconds else None,
             "sources": sorted(done.meter.sources),
-            "warnings": self.warnings,
+            "warnings": [*self.warnings, *done.meter.notes],
             "diff": {
                 "before": {name: previous_state[name] if previous_state else None for name in ("commit", "content_id")},
                 "after": {name: after[name] for name in ("commit", "content_id")},

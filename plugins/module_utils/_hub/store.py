@@ -41,6 +41,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.owner import 
     own_identity,
     parse_owner,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.parts import forget_journal, held_spans, move_part
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STALE_STAGE_S = 7 * 86400
@@ -355,37 +356,37 @@ class RepoStore:
         adopted = 0
         dead = [other for other in self.jobs() if other != job]
         for file in wanted:
-            for other in dead:
-                place = part_of(job, file)
-                for candidate in (other / "tree" / file.path, part_of(other, file)):
-                    with contextlib.suppress(OSError):
-                        status = candidate.lstat()
-                        fits = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size <= file.size
-                        if fits and (not place.exists() or place.stat().st_size < status.st_size):
+            place = part_of(job, file)
+            for candidate, held in _received(dead, file):
+                with contextlib.suppress(OSError):
+                    if candidate.lstat().st_nlink == 1 and held > _held(place, file):
+                        if candidate.parent.name == "part":
+                            move_part(candidate, place)
+                        else:
+                            forget_journal(place)
                             candidate.replace(place)
-                            place.chmod(0o600)
-            with contextlib.suppress(OSError):
-                adopted += part_of(job, file).stat().st_size
+                        place.chmod(0o600)
+            adopted += _held(place, file)
         return adopted
 
-    def staged_bytes(self, wanted: Iterable[ModelFile]) -> int:
-        """What dead runs had received of *wanted*, as far as adopt() would take it."""
+    def staged_bytes(self, wanted: Iterable[ModelFile]) -> tuple[int, int]:
+        """What dead runs had received of *wanted*: bytes, and the room on disk that these have already."""
         jobs = self.jobs()
-        total = 0
+        held_bytes = room = 0
         for file in wanted:
-            sizes = [0]
-            for job in jobs:
-                for candidate in (job / "tree" / file.path, part_of(job, file)):
-                    with contextlib.suppress(OSError):
-                        sizes.append(candidate.lstat().st_blocks * 512)
-            total += min(file.size, max(sizes))
-        return total
+            best = max(_received(jobs, file), key=lambda found: found[1], default=None)
+            if best:
+                with contextlib.suppress(OSError):
+                    room += min(file.size, best[0].lstat().st_blocks * 512)
+                    held_bytes += best[1]
+        return held_bytes, room
 
     def reject(self, job: Path, file: ModelFile, snapshot: str) -> Path:
         """Keep what arrived wrong, once per file, for a person to look at."""
         make_folder(self.rejected)
         place = self.rejected / f"{snapshot}-{file.path.replace('/', '%')[-150:]}"
         part_of(job, file).replace(place)
+        forget_journal(part_of(job, file))
         return place
 
     def forget_rejected(self, snapshot: str) -> None:
@@ -484,6 +485,26 @@ class RepoStore:
 def part_of(job: Path, file: ModelFile) -> Path:
     """Where *file* grows: named by content and path, so that a later run can go on with it."""
     return job / "part" / f"{file.sha256}-{hashlib.sha256(file.path.encode()).hexdigest()[:12]}"
+
+
+def _held(location: Path, file: ModelFile) -> int:
+    """How much of *file* the part at *location* holds."""
+    return sum(end - start for start, end in held_spans(location, file))
+
+
+def _received(jobs: Iterable[Path], file: ModelFile) -> list[tuple[Path, int]]:
+    """Where *jobs* have something of *file*, and how many bytes."""
+    found = []
+    for job in jobs:
+        whole, part = job / "tree" / file.path, part_of(job, file)
+        with contextlib.suppress(OSError):
+            status = whole.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_size == file.size:
+                found.append((whole, file.size))
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(part.lstat().st_mode):
+                found.append((part, _held(part, file)))
+    return found
 
 
 def make_folder(folder: Path) -> None:

@@ -1,0 +1,20 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long ago something may be, as people write it. Private to socle.inference."""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+
+UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+AGE = re.compile(r"(\d{1,6})([mhdw])")
+
+
+def parse_age(option: str, text: str) -> float:
+    """The seconds that *text*, such as 30d, means; raises StoreError for what is no age."""
+    match = AGE.fullmatch(text.strip())
+    if not match:
+        raise StoreError(f"{option} must be a number with m, h, d or w, such as 30d, found {text[:40]!r}")
+    return int(match[1]) * UNITS_S[match[2]]

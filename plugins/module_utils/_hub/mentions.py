@@ -1,0 +1,30 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which revisions of a store the units and generations of a host name. Private to socle.inference."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+NAMED = re.compile(r"\.store/([^/\s]+)/([^/\s]+)/rev/([0-9a-f]{12})")
+MAX_BYTES = 4 << 20
+UNITS = ("etc/containers/systemd/vllm-*.container", "etc/systemd/system/vllm-*.service")
+GENERATIONS = "instances/*/generations/*/*"
+
+Key = tuple[str, str, str]
+"""Hub, folder of the repository, snapshot."""
+
+
+def find_mentions(state_dir: Path, system: Path = Path("/")) -> dict[Key, list[Path]]:
+    """The files below *state_dir*, and units below *system*, that name each revision, wherever their store is."""
+    found: dict[Key, list[Path]] = {}
+    places = [place for pattern in UNITS for place in sorted(system.glob(pattern))]
+    for place in (*places, *sorted(state_dir.glob(GENERATIONS))):
+        if not place.is_file():
+            continue
+        with place.open("rb") as handle:
+            text = handle.read(MAX_BYTES).decode("utf-8", "replace")
+        for key in {(match[1], match[2], match[3]) for match in NAMED.finditer(text)}:
+            found.setdefault(key, []).append(place)
+    return found
