@@ -1,0 +1,135 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The steps of bringing one model to several hosts, as one host takes part in them. Private to socle.inference."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
+from ansible_collections.socle.inference.plugins.module_utils._hub import manifest as manifests
+from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
+from ansible_collections.socle.inference.plugins.module_utils._hub.job import hub_of, request_of
+from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl, View, default_base
+from ansible_collections.socle.inference.plugins.module_utils._hub.lan import choose_address
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.peer import check_upstream
+from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
+    RESERVE_BYTES,
+    RESERVE_SHARE,
+    reserve_bytes,
+)
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+SHOWN = ("phase", "done", "total", "unit", "file", "source", "rate_per_s", "left_s", "updated", "started", "joined")
+NEEDED = ("inspected", "started", "joined")
+"""States that must know the manifest."""
+
+
+def sync(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
+    """What the module returns for params["state"]. Raises SocleError."""
+    spec = dict(params)
+    state = spec["state"]
+    age = spec.get("verify_max_age")
+    spec["verify_max_age_s"] = parse_age("verify_max_age", age) if age else None
+    manifest = _manifest_of(spec) if state in NEEDED else None
+    control = JobControl(
+        Path(spec["runtime_dir"]) if spec.get("runtime_dir") else default_base(),
+        spec["store"],
+        spec["source"],
+        spec["repo"],
+    )
+    if manifest and state == "inspected":
+        return _inspect(spec, manifest, control, check)
+    if check:
+        return {"changed": False}
+    if manifest and state == "started":
+        return _start(spec, manifest, control)
+    if manifest and state == "joined":
+        upstreams = [check_upstream(upstream) for upstream in spec.get("upstreams") or []]
+        token = spec.get("relay_token") or ""
+        warnings = control.join(upstreams, token, manifest, spec["seed"], spec["allow_multi_wan"])
+        return {"changed": False, "warnings": warnings}
+    if state == "finished":
+        return _finish(control, float(spec["wait_s"]))
+    return {"changed": False, "stopped": control.stop()}
+
+
+def _manifest_of(spec: Mapping[str, Any]) -> Manifest:
+    if not spec.get("manifest"):
+        raise HubError(f"state {spec['state']} needs the manifest, as model_lock returns it")
+    manifest = manifests.loads(json.dumps(spec["manifest"]))
+    if manifest.repo != spec["repo"]:
+        raise HubError(f"the manifest describes {manifest.repo}, but {spec['repo']} is wanted")
+    return manifest
+
+
+def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, check: bool) -> dict[str, Any]:
+    """What this host has and lacks, by one look at each file; what is to be hashed is left to the job."""
+    quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
+    found = ensure_snapshot(request_of(quick, manifest, check=True), hub_of(spec), Progress())
+    plan = found["plan"]
+    found.pop("diff")
+    view = control.look()
+    total, wanted_reserve = int(plan["store"]["total"]), reserve_bytes(spec.get("reserve_gib"))
+    plan["reserve"] = max(RESERVE_BYTES, int(total * RESERVE_SHARE)) if wanted_reserve is None else wanted_reserve
+    running = view is not None and view.running and not view.over
+    due = is_due(spec, found["verify"]["checked"], time.time())
+    return {
+        **found,
+        # A look changes nothing; what the run would change is an answer in check mode alone.
+        "changed": bool(found["changed"] and check),
+        "complete": not plan["missing_files"],
+        "work": bool(found["changed"] or due or running),
+        "plan": plan,
+        "job": _show(view) if view is not None and running else None,
+    }
+
+
+def is_due(spec: Mapping[str, Any], checked: str | None, now_s: float) -> bool:
+    """Whether everything is to be hashed this time; *checked*: when that was last done (UTC), or None."""
+    max_age_s = spec.get("verify_max_age_s")
+    if spec["verify"] == "full" or max_age_s is None:
+        return bool(spec["verify"] == "full")
+    return checked is None or now_s - calendar.timegm(time.strptime(checked, "%Y-%m-%dT%H:%M:%SZ")) > max_age_s
+
+
+def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dict[str, Any]:
+    relay = None
+    if spec["relay"]:
+        if not spec.get("relay_token"):
+            raise HubError("a job with a relay needs relay_token, which the action plugin makes")
+        relay = {
+            "address": choose_address(spec.get("lan_address"), spec.get("connected_by")),
+            "token": spec["relay_token"],
+        }
+    for name in ("relay_token", "upstreams"):
+        spec.pop(name, None)
+    view, new = control.start({**spec, "relay": relay}, manifest)
+    return {
+        # The model is not changed by a job that only begins; the state finished tells.
+        "changed": False,
+        "new": new,
+        "address": view.status.get("address"),
+        "port": view.status.get("port"),
+        "job": _show(view),
+    }
+
+
+def _finish(control: JobControl, seconds: float) -> dict[str, Any]:
+    view = control.wait(seconds)
+    if view.result is None:
+        return {"changed": False, "finished": False, "job": _show(view)}
+    if view.failed:
+        raise HubError(str(view.result.get("msg")), **(view.result.get("fields") or {}))
+    return {**view.result["result"], "finished": True}
+
+
+def _show(view: View) -> dict[str, Any]:
+    return {name: view.status.get(name) for name in SHOWN}

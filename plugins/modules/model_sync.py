@@ -1,0 +1,356 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: model_sync
+short_description: Bring a model to several hosts, over the WAN once
+version_added: 0.1.0
+author:
+  - The socle authors (@socle-inference)
+description:
+  - One host of several that need the same model downloads it; the others take it from each other over the LAN while it
+    still arrives. Each host proves every file by its SHA-256 for itself. The role
+    P(socle.inference.model_store#role) puts the steps in their order; use that, unless you need another one.
+  - The steps are the values of O(state). Each is one task for all hosts, so that Ansible's linear strategy makes every
+    host wait for the others between them.
+  - The download is a process of its own on the host, a transient systemd unit where there is systemd. It outlives a
+    broken connection and the end of the run, and a later run finds it and waits for it.
+  - The relay that serves the neighbours listens on one address and a port that the kernel chooses, asks for a token
+    that each run makes anew, serves nothing but the files of the model, and ends with V(stopped), or ten minutes
+    after its last use. Between the hosts the files are not encrypted.
+extends_documentation_fragment:
+  - socle.inference.attributes
+attributes:
+  check_mode:
+    support: full
+    details: V(inspected) answers as ever and reports a change where one would be made; the other states do nothing.
+  diff_mode:
+    support: none
+options:
+  state:
+    description:
+      - V(inspected) looks at the store and says what is missing, what is in the way, and whether a job runs. Changes
+        nothing.
+      - V(started) starts the job with its relay, or finds the one that runs.
+      - V(joined) tells the job its O(upstreams); the download begins. A job that knows them already goes on as it is.
+      - V(finished) waits for the end of the download, shows its progress, and returns its result.
+      - V(stopped) ends the relay.
+    type: str
+    choices: [inspected, started, joined, finished, stopped]
+    required: true
+  repo:
+    description: The model, as C(organisation/name).
+    type: str
+    required: true
+  revision:
+    description: What O(manifest) was asked for as; for messages and for the store.
+    type: str
+    default: master
+  manifest:
+    description:
+      - The files of the revision, as M(socle.inference.model_lock) returns them.
+      - Required for O(state=inspected), O(state=started) and O(state=joined).
+    type: dict
+  source:
+    description: The kind of hub that the first host asks.
+    type: str
+    choices: [modelscope, huggingface, directory]
+    default: modelscope
+  endpoint:
+    description: Address of the hub. Default is the public one of O(source).
+    type: str
+  token:
+    description: Access token of the hub for private models. It is sent to O(endpoint) alone.
+    type: str
+  proxy:
+    description:
+      - The proxy for requests to the hub, as C(http://host:port); an empty string uses none. Neighbours are never asked
+        through a proxy.
+      - When unset, C(HTTP_PROXY), C(HTTPS_PROXY) and C(NO_PROXY) of the task's environment apply.
+    type: str
+  ca_file:
+    description: File on the host with the certificates of authorities that are trusted for O(endpoint).
+    type: path
+  path:
+    description: With O(source=directory), the folder on the host.
+    type: path
+  store:
+    description: The folder that holds the models of this host.
+    type: path
+    default: /var/lib/socle/models
+  link:
+    description: Name of the symbolic link in O(store). Default is the name part of O(repo).
+    type: str
+  verify:
+    description:
+      - V(quick) compares with the ledger of what was proven; V(structure) also looks into the headers of the files;
+        V(full) hashes every file.
+    type: str
+    choices: [quick, structure, full]
+    default: quick
+  verify_max_age:
+    description: Hash everything where that was last done longer ago, as C(30d), C(12h) or C(90m).
+    type: str
+  reserve_gib:
+    description: GiB that must stay free. Default is the larger of 5 GiB and 2 % of the file system.
+    type: float
+  adopt_from:
+    description: Folders on the host that may hold files of the model already.
+    type: list
+    elements: path
+    default: []
+  allow_shared_fs:
+    description: Whether O(store) may be on a network file system. Then one host alone may write it.
+    type: bool
+    default: false
+  force_prechecks:
+    description: Whether to go on although space, inodes or the clock of the host speak against it.
+    type: bool
+    default: false
+  offline:
+    description: Whether to fail where something is missing, instead of asking for it.
+    type: bool
+    default: false
+  connections:
+    description: Files that are downloaded at once. Default is 4.
+    type: int
+  relay:
+    description: Whether O(state=started) also serves the neighbours.
+    type: bool
+    default: true
+  lan_address:
+    description:
+      - Address of the host that its neighbours reach.
+      - Default is the address that Ansible connects to where the host has it, else that of the default route.
+    type: str
+  upstreams:
+    description: For O(state=joined), where to take the files from, best first, as O(state=started) returned it there.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: The host's name in the inventory, for messages.
+        type: str
+        required: true
+      address:
+        description: Address of its relay.
+        type: str
+        required: true
+      port:
+        description: Port of its relay.
+        type: int
+        required: true
+  seed:
+    description: Whether the hub is what this host asks first. The others ask it only when no upstream answers any more.
+    type: bool
+    default: false
+  allow_multi_wan:
+    description: Whether a host that reaches none of its O(upstreams) may download from the hub for itself.
+    type: bool
+    default: false
+  runtime_dir:
+    description: Folder for the files of running jobs. Default is C(/run/socle/models) for root.
+    type: path
+  relay_token:
+    description: Internal; set by the action plugin.
+    type: str
+  connected_by:
+    description: Internal; set by the action plugin.
+    type: str
+  wait_s:
+    description: Internal; set by the action plugin.
+    type: float
+    default: 5
+seealso:
+  - module: socle.inference.model_lock
+  - module: socle.inference.modelscope_snapshot
+"""
+
+EXAMPLES = r"""
+- name: Bring a model to all hosts, with its prechecks and in the right order
+  ansible.builtin.include_role:
+    name: socle.inference.model_store
+  vars:
+    model_store_models: [{repo: Qwen/Qwen3-8B}]
+
+- name: See what a host lacks
+  socle.inference.model_sync:
+    state: inspected
+    repo: Qwen/Qwen3-8B
+    manifest: "{{ locked.manifest }}"
+  become: true
+  register: seen
+
+- name: Wait for a job that an interrupted run left
+  socle.inference.model_sync:
+    state: finished
+    repo: Qwen/Qwen3-8B
+  become: true
+"""
+
+RETURN = r"""
+complete:
+  description: Whether all files are in the store.
+  returned: O(state=inspected)
+  type: bool
+work:
+  description: Whether there is something to do; a file is missing, all are to be hashed, or a job runs.
+  returned: O(state=inspected)
+  type: bool
+plan:
+  description:
+    - What a run would download (C(bytes)), take from the free space (C(need)), find free (C(free)) and leave free
+      (C(reserve)); which files are missing (C(missing), at most 100, and C(missing_files)); what is in the way
+      (C(faults), each with C(id) and C(message)).
+  returned: O(state=inspected)
+  type: dict
+job:
+  description:
+    - What the job does now; C(phase), C(done) and C(total) in bytes, C(rate_per_s), C(left_s), C(source), C(file).
+  returned: O(state=inspected) with a running job, O(state=started)
+  type: dict
+new:
+  description: Whether the job was started just now.
+  returned: O(state=started)
+  type: bool
+address:
+  description: Address of the relay; null without one.
+  returned: O(state=started)
+  type: str
+port:
+  description: Port of the relay; null without one.
+  returned: O(state=started)
+  type: int
+finished:
+  description: The download is over.
+  returned: O(state=finished)
+  type: bool
+stopped:
+  description: Whether nothing runs any more; false where a download was still under way, which goes on.
+  returned: O(state=stopped)
+  type: bool
+path:
+  description: The folder with the files of the snapshot.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+link:
+  description: The symbolic link that names the current snapshot.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+repo:
+  description: The model.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+requested:
+  description: The revision as it was asked for.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+commit:
+  description: The commit behind the revision; null where the hub does not say.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+content_id:
+  description: SHA-256 over the hashes, sizes and paths of all files.
+  returned: O(state=inspected), O(state=finished)
+  type: str
+previous:
+  description: Path, commit and content id of the snapshot that the link named before; null without one.
+  returned: O(state=inspected), O(state=finished)
+  type: dict
+bytes:
+  description:
+    - Sizes in bytes, as in M(socle.inference.modelscope_snapshot); C(wan) came from the hub, C(lan) from neighbours.
+  returned: O(state=inspected), O(state=finished)
+  type: dict
+files:
+  description: Counts of files, as in M(socle.inference.modelscope_snapshot).
+  returned: O(state=inspected), O(state=finished)
+  type: dict
+verify:
+  description: How the files were proven, as in M(socle.inference.modelscope_snapshot).
+  returned: O(state=inspected), O(state=finished)
+  type: dict
+seconds:
+  description: Duration of the work.
+  returned: O(state=inspected), O(state=finished)
+  type: float
+mb_s:
+  description: MB received per second; null without a download.
+  returned: O(state=inspected), O(state=finished)
+  type: float
+sources:
+  description: Hubs and neighbours that bytes came from.
+  returned: O(state=inspected), O(state=finished)
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {
+                "type": "str",
+                "choices": ["inspected", "started", "joined", "finished", "stopped"],
+                "required": True,
+            },
+            "repo": {"type": "str", "required": True},
+            "revision": {"type": "str", "default": "master"},
+            "manifest": {"type": "dict"},
+            "source": {"type": "str", "choices": ["modelscope", "huggingface", "directory"], "default": "modelscope"},
+            "endpoint": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
+            "proxy": {"type": "str"},
+            "ca_file": {"type": "path"},
+            "path": {"type": "path"},
+            "store": {"type": "path", "default": "/var/lib/socle/models"},
+            "link": {"type": "str"},
+            "verify": {"type": "str", "choices": ["quick", "structure", "full"], "default": "quick"},
+            "verify_max_age": {"type": "str"},
+            "reserve_gib": {"type": "float"},
+            "adopt_from": {"type": "list", "elements": "path", "default": []},
+            "allow_shared_fs": {"type": "bool", "default": False},
+            "force_prechecks": {"type": "bool", "default": False},
+            "offline": {"type": "bool", "default": False},
+            "connections": {"type": "int"},
+            "relay": {"type": "bool", "default": True},
+            "lan_address": {"type": "str"},
+            "upstreams": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "address": {"type": "str", "required": True},
+                    "port": {"type": "int", "required": True},
+                },
+            },
+            "seed": {"type": "bool", "default": False},
+            "allow_multi_wan": {"type": "bool", "default": False},
+            "runtime_dir": {"type": "path"},
+            "relay_token": {"type": "str", "no_log": True},
+            "connected_by": {"type": "str"},
+            "wait_s": {"type": "float", "default": 5},
+        },
+        required_if=[("state", value, ["manifest"]) for value in ("inspected", "started", "joined")],
+        supports_check_mode=True,
+    )
+    try:
+        result = sync(module.params, module.check_mode)
+    except SocleError as error:
+        module.fail_json(msg=str(error), **error.fields)
+    for warning in result.pop("warnings", []):
+        module.warn(warning)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,452 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Real background jobs on addresses of the loopback network, each with a store of its own, and a hub that counts."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub import job_control
+from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
+from ansible_collections.socle.inference.plugins.module_utils._hub.lan import choose_address
+from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Relay
+
+from tests.simulators.hub.server import HubSimulator
+from tests.support.model_fleet import TOKEN, FleetHost, await_that, begin, resolve
+from tests.unit.hub.conftest import PROJECT, REPO, WEIGHTS, tensors
+
+Fleet = Callable[[int], list[FleetHost]]
+SLOW = {"path": "cdn/", "count": -1, "shared_bytes_per_s": 400_000}
+
+
+@pytest.fixture
+def fleet(hub: HubSimulator, tmp_path: Path) -> Iterator[Fleet]:
+    made: list[FleetHost] = []
+
+    def make(count: int) -> list[FleetHost]:
+        manifest = resolve(hub.url, REPO)
+        hub.reset()
+        for number in range(1, count + 1):
+            name = f"gpu{number}"
+            made.append(FleetHost(name, f"127.0.0.{10 + number}", tmp_path / name, hub.url, manifest))
+        return made[-count:]
+
+    yield make
+    for host in made:
+        view = host.control.look()
+        if view and view.running:
+            host.kill()
+
+
+def wan_bytes(hub: HubSimulator) -> dict[str, int]:
+    """Bytes of each file that left the hub."""
+    sent: collections.Counter[str] = collections.Counter()
+    for request in hub.requests:
+        name = request["params"].get("name") or request["params"].get("FilePath")
+        if name and request.get("sent"):
+            sent[str(name)] += request["sent"]
+    return dict(sent)
+
+
+def one_copy(folder: Path) -> dict[str, int]:
+    return {path: len(content) for path, content in model(folder).items() if content}
+
+
+def contents(host: FleetHost) -> dict[str, bytes]:
+    tree = host.store / "Model"
+    return {path.relative_to(tree).as_posix(): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+def model(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def finish(hosts: list[FleetHost]) -> list[dict[str, Any]]:
+    results = [host.call("finished") for host in hosts]
+    assert all(result["finished"] for result in results)
+    return results
+
+
+def test_a_chain_of_four_makes_exactly_one_copy_over_the_wan(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(4)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    results = finish(hosts)
+    assert [contents(host) for host in hosts] == [model(folder)] * 4
+    assert wan_bytes(hub) == one_copy(folder)
+    total = hosts[0].manifest.total_bytes
+    assert [(result["bytes"]["wan"], result["bytes"]["lan"]) for result in results] == [(total, 0)] + [(0, total)] * 3
+    assert [source.partition(" ")[0] for result in results[1:] for source in result["sources"]] == [
+        "gpu1",
+        "gpu2",
+        "gpu3",
+    ]
+    for host in hosts:
+        assert host.call("stopped") == {"changed": False, "stopped": True}
+        assert host.control.look() is None or not host.job().running
+
+
+def test_the_neighbour_receives_while_the_first_host_still_downloads(hub: HubSimulator, fleet: Fleet) -> None:
+    hosts = fleet(2)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    await_that("received early", lambda: (hosts[1].job().status.get("done") or 0) > 0)
+    assert not hosts[0].job().over
+    finish(hosts)
+
+
+def test_a_killed_host_in_the_middle_does_not_stop_the_others(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(4)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    await_that("under way", lambda: (hosts[3].job().status.get("done") or 0) > 0)
+    hosts[1].kill()
+    results = finish([hosts[0], *hosts[2:]])
+    assert [contents(host) for host in (hosts[0], *hosts[2:])] == [model(folder)] * 3
+    assert wan_bytes(hub) == one_copy(folder)
+    assert any(source.startswith("gpu1 ") for source in results[1]["sources"])
+
+
+def test_when_the_first_host_dies_the_second_takes_the_download_over(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    hosts = fleet(3)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    await_that("under way", lambda: (hosts[2].job().status.get("done") or 0) > 0)
+    hosts[0].kill()
+    results = finish(hosts[1:])
+    assert [contents(host) for host in hosts[1:]] == [model(folder)] * 2
+    assert results[0]["bytes"]["wan"] > 0
+    assert results[1]["bytes"]["wan"] == 0
+    with pytest.raises(HubError, match=r"ended without a result .* Run again: it goes on"):
+        hosts[0].call("finished")
+
+
+def test_a_dead_host_that_comes_back_takes_the_model_from_the_others(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    hosts = fleet(3)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    await_that("under way", lambda: (hosts[1].job().status.get("done") or 0) > 0)
+    hosts[1].kill()
+    finish([hosts[0], hosts[2]])
+    hub.reset()
+    begin(hosts, relay_token="of another run")
+    (result,) = finish([hosts[1]])
+    assert contents(hosts[1]) == model(folder)
+    assert result["bytes"]["wan"] == 0
+    assert wan_bytes(hub) == {}
+
+
+def test_complete_hosts_are_sources_and_the_hub_is_not_asked(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(3)
+    begin(hosts[1:2])
+    finish(hosts[1:2])
+    hosts[1].call("stopped")
+    hub.reset()
+    begin(hosts)
+    results = finish(hosts)
+    assert [contents(host) for host in hosts] == [model(folder)] * 3
+    assert hub.requests == []
+    assert [result["bytes"]["wan"] for result in results] == [0, 0, 0]
+
+
+def test_files_of_another_revision_are_served_before_they_are_linked(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    hosts = fleet(2)
+    begin(hosts[:1])
+    finish(hosts[:1])
+    hosts[0].call("stopped")
+    (folder / "config.json").write_text('{"architectures": ["Newer"]}')
+    hosts = [host.with_model(resolve(hub.url, REPO)) for host in hosts]
+    hub.reset()
+    begin(hosts)
+    results = finish(hosts)
+    assert wan_bytes(hub) == {"config.json": 28}
+    assert results[0]["bytes"]["reused_link"] == hosts[0].manifest.total_bytes - 28
+    assert contents(hosts[1]) == model(folder)
+
+
+@pytest.fixture
+def liar(fleet: Fleet) -> Iterator[tuple[list[FleetHost], dict[str, Any]]]:
+    """Two hosts, and a neighbour that serves other bytes of the right length."""
+    hosts = fleet(2)
+    places = {}
+    for file in hosts[0].manifest.files:
+        place = hosts[0].folder / "wrong" / file.sha256
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"!" * file.size)
+        places[file.path] = Growing(file.path, file.size, place, file.size, 0, True)
+    relay = Relay(Shelf(places), "127.0.0.99", [TOKEN])
+    yield hosts, {"name": "liar", "address": relay.address, "port": relay.port}
+    relay.close()
+
+
+def test_a_neighbour_that_serves_wrong_bytes_is_named_and_another_is_asked(
+    liar: tuple[list[FleetHost], dict[str, Any]], folder: Path
+) -> None:
+    (good, host), wrong = liar
+    begin([good])
+    finish([good])
+    host.call("started")
+    host.call("joined", upstreams=[wrong, good.upstream()])
+    result = host.call("finished")
+    assert contents(host) == model(folder)
+    assert result["bytes"]["wan"] == 0
+    assert any("liar (127.0.0.99:" in warning and "wrong content" in warning for warning in result["warnings"])
+
+
+def test_a_rerun_joins_the_running_job(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(2)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    before = [host.job().status["pid"] for host in hosts]
+    found = hosts[1].call("inspected")
+    assert found["work"] and found["job"]["joined"]
+    assert hosts[1].call("started")["new"] is False
+    begin(hosts, relay_token="of another run")
+    assert [host.job().status["pid"] for host in hosts] == before
+    finish(hosts)
+    assert wan_bytes(hub) == one_copy(folder)
+
+
+def test_the_job_goes_on_when_the_process_that_started_it_ends(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    program = (
+        "import json, sys; from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync; "
+        "[sync(params, False) for params in json.loads(sys.stdin.read())]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps([host.params("started"), host.params("joined", seed=True)]),
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "collections")},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    status = host.job().status
+    assert os.getsid(status["pid"]) not in (os.getsid(0), 0)
+    assert host.job().running and not host.job().over
+    finish([host])
+    assert contents(host) == model(folder)
+
+
+def test_a_job_that_serves_nobody_ends_by_itself(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    begin([host], idle_s=0.5)
+    finish([host])
+    await_that("over", lambda: not host.job().running)
+    assert sorted(path.name for path in host.control.folder.path.iterdir()) == [
+        *("lock", "log", "result.json", "status.json"),
+    ]
+
+
+def test_a_job_without_a_relay_listens_nowhere_and_ends_with_its_download(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    assert host.call("started", relay=False, relay_token=None, lan_address=None)["port"] is None
+    host.call("joined", seed=True, relay_token=None)
+    finish([host])
+    await_that("over", lambda: not host.job().running)
+
+
+def test_a_job_for_another_content_is_named(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    begin([host])
+    (folder / "config.json").write_text("{}")
+    other = host.with_model(resolve(hub.url, REPO))
+    with pytest.raises(StoreError, match=r"brings Org/Model at master with other content .* end it with: kill \d+"):
+        other.call("started")
+    with pytest.raises(StoreError, match="other content"):
+        other.call("joined", seed=True)
+    finish([host])
+
+
+def test_a_failed_job_gives_its_reason_and_a_rerun_starts_anew(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(path=WEIGHTS, count=-1, status=404)
+    begin([host])
+    with pytest.raises(HubError, match=f"404 for {WEIGHTS}"):
+        host.call("finished")
+    assert host.job().running, "it serves what it has to the others"
+    hub.reset()
+    begin([host])
+    finish([host])
+    assert contents(host) == model(folder)
+
+
+def test_an_upstream_that_cannot_be_reached_is_named_and_passed_over(hub: HubSimulator, fleet: Fleet) -> None:
+    hosts = fleet(2)
+    for host in hosts:
+        host.call("started")
+    hosts[0].call("joined", seed=True)
+    gone = {"name": "gpu9", "address": "127.0.0.99", "port": 9}
+    warnings = hosts[1].call("joined", upstreams=[gone, hosts[0].upstream()])["warnings"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "gpu9 (127.0.0.99:9) cannot be reached (Connection refused): it takes Org/Model from gpu1"
+    )
+    assert finish(hosts)[1]["bytes"]["wan"] == 0
+
+
+def test_without_any_upstream_the_wan_is_used_again_only_if_that_is_allowed(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    gone = [{"name": "gpu9", "address": "127.0.0.99", "port": 9}]
+    host.call("started")
+    with pytest.raises(HubError, match=r"none of .*gpu9 \(127.0.0.99:9\) .* set lan_address .* allow_multi_wan"):
+        host.call("joined", upstreams=gone)
+    assert hub.requests == []
+    host.call("started")
+    warnings = host.call("joined", upstreams=gone, allow_multi_wan=True)["warnings"]
+    assert "it asks the hub itself" in warnings[0]
+    assert finish([host])[0]["bytes"]["wan"] == host.manifest.total_bytes
+
+
+def test_a_wrong_relay_token_reaches_nobody(fleet: Fleet) -> None:
+    hosts = fleet(2)
+    for host in hosts:
+        host.call("started")
+    with pytest.raises(HubError, match="status 401"):
+        hosts[1].call("joined", upstreams=[hosts[0].upstream()], relay_token="wrong")
+
+
+def test_secrets_are_in_no_file_no_argument_and_no_result(hub: HubSimulator, fleet: Fleet, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:proxysecret@127.0.0.1:9")
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    seen = [host.call("started", token="hubsecret", relay_token="relaysecret")]
+    seen.append(host.call("joined", seed=True, token="hubsecret", relay_token="relaysecret"))
+    seen.append(host.call("started", token="hubsecret", relay_token="relaysecret2"))
+    folder = host.control.folder.path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    texts = [path.read_text(errors="replace") for path in folder.iterdir() if path.suffix != ".zip"]
+    pid = host.job().status["pid"]
+    texts.append(Path(f"/proc/{pid}/cmdline").read_text())
+    seen.append(finish([host])[0])
+    texts += [json.dumps(seen), (folder / "result.json").read_text()]
+    for secret in ("hubsecret", "relaysecret", "proxysecret"):
+        assert not [text for text in texts if secret in text]
+    assert any("hubsecret" in str(request["headers"]) for request in hub.requests)
+
+
+def test_status_says_how_far_it_is(hub: HubSimulator, fleet: Fleet) -> None:
+    hosts = fleet(2)
+    hub.add_rule(**SLOW)
+    begin(hosts)
+    await_that("a rate", lambda: bool(hosts[1].job().status.get("rate_per_s")))
+    answer = hosts[1].call("finished", wait_s=0)
+    assert not answer["finished"]
+    shown = answer["job"]
+    assert (shown["phase"], shown["unit"]) == ("downloading", "B")
+    assert 0 < shown["done"] < shown["total"] == hosts[1].manifest.total_bytes
+    assert shown["left_s"] > 0 and shown["source"].startswith("gpu1 (127.0.0.11:") and shown["file"]
+    finish(hosts)
+
+
+def test_inspection_names_what_is_missing_and_changes_nothing(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    found = host.call("inspected")
+    assert (found["complete"], found["work"], found["changed"], found["job"]) == (False, True, False, None)
+    plan = found["plan"]
+    assert plan["bytes"] == plan["need"] == host.manifest.total_bytes
+    assert plan["missing_files"] == len(host.manifest.files) and plan["free"] > 0 and plan["reserve"] == 0
+    assert not host.folder.exists()
+
+
+def test_inspection_of_a_complete_host_asks_for_no_work(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    begin([host])
+    result = finish([host])[0]
+    host.call("stopped")
+    hub.reset()
+    found = host.call("inspected")
+    assert (found["complete"], found["work"], found["path"]) == (True, False, result["path"])
+    assert host.call("inspected", verify="full")["work"]
+    assert not host.call("inspected", verify_max_age="1d")["work"]
+    assert host.call("inspected", verify_max_age="0m")["work"]
+    assert hub.requests == []
+
+
+def test_a_folder_of_jobs_that_somebody_else_made_is_refused(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    host.runtime.mkdir(parents=True, mode=0o777)
+    host.runtime.chmod(0o777)
+    with pytest.raises(StoreError, match="not this user's alone"):
+        host.call("started")
+
+
+def test_a_job_that_cannot_start_says_what_python_said(fleet: Fleet, monkeypatch: Any) -> None:
+    (host,) = fleet(1)
+    monkeypatch.setattr(job_control, "BOOT", "import no_such_module")
+    with pytest.raises(HubError, match=r"ended without a result .*No module named 'no_such_module'"):
+        host.call("started")
+    assert not (host.control.folder.path / "spec.json").exists()
+
+
+def test_two_runs_at_once_start_one_job(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    answers: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(host.call("started"))) for _number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer["new"] for answer in answers) == [False, False, True]
+    assert len({answer["port"] for answer in answers}) == 1
+
+
+def test_a_running_download_is_not_stopped(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    begin([host])
+    assert host.call("stopped")["stopped"] is False
+    finish([host])
+    assert host.call("stopped")["stopped"] is True
+
+
+@pytest.mark.parametrize(
+    ("wanted", "connected_by", "own", "default", "chosen"),
+    [
+        ("10.0.0.5", "10.0.0.6", True, "10.0.0.7", "10.0.0.5"),
+        (None, "10.0.0.6", True, "10.0.0.7", "10.0.0.6"),
+        (None, "10.0.0.6", False, "10.0.0.7", "10.0.0.7"),
+        (None, "127.0.0.1", True, "10.0.0.7", "10.0.0.7"),
+        (None, "gpu1.example", True, "10.0.0.7", "10.0.0.7"),
+        (None, "2001:db8::6", True, None, "2001:db8::6"),
+    ],
+)
+def test_the_address_for_neighbours(
+    wanted: str | None, connected_by: str | None, own: bool, default: str | None, chosen: str
+) -> None:
+    assert choose_address(wanted, connected_by, lambda _address: own, lambda: default) == chosen
+
+
+def test_without_a_route_the_address_must_be_given() -> None:
+    with pytest.raises(HubError, match="set lan_address"):
+        choose_address(None, "gpu1", lambda _address: False, lambda: None)
+
+
+def test_a_big_file_is_passed_on_with_several_at_once(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(tensors("a", 20_000_000))
+    hosts = fleet(3)
+    begin(hosts)
+    finish(hosts)
+    assert [contents(host) for host in hosts] == [model(folder)] * 3
+    assert wan_bytes(hub) == one_copy(folder)
