@@ -34,6 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 VOLUME = "volume-{number:03d}"
 PARTIAL = ".partial"
 MAX_VOLUMES = 999
+MIN_ROOM_BYTES = 64 << 10
 SPARE_BYTES = 64 << 20
 """For folders and tables of the medium's file system."""
 
@@ -73,7 +74,7 @@ def lay_out(manifest: Manifest, volume_bytes: int | None) -> tuple[list[Piece], 
     if volume_bytes is None:
         return [Piece(file, 0, file.size, f"{FILES}/{file.path}") for file in manifest.files], []
     room = volume_bytes - len(manifest.dumps().encode())
-    if room < GIB // 1024:
+    if room < MIN_ROOM_BYTES:
         raise StoreError(f"volumes of {volume_bytes} bytes are too small for {manifest.repo}: choose larger ones")
     paths = {file.path for file in manifest.files}
     pieces: list[Piece] = []
@@ -248,6 +249,9 @@ class _Export:
         finally:
             os.close(descriptor)
         for volume in volumes:
+            found = _read_manifest(path / volume / MANIFEST)
+            if found and found.content_id == self.manifest.content_id:
+                continue
             _write(path / volume / (MANIFEST + PARTIAL), self.manifest.dumps())
             (path / volume / (MANIFEST + PARTIAL)).replace(path / volume / MANIFEST)
             sync_folder(path / volume)

@@ -1,0 +1,88 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What tests of the store need: to look into one, to spoil it, and to die at each step in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WEIGHTS = "model-00001-of-00002.safetensors"
+MORE_WEIGHTS = "model-00002-of-00002.safetensors"
+
+
+class Death(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def base(store: Path) -> Path:
+    return store / ".store" / "modelscope" / "Org--Model"
+
+
+def published(store: Path) -> list[str]:
+    revisions = base(store) / "rev"
+    return sorted(entry.name for entry in revisions.iterdir()) if revisions.is_dir() else []
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    overwrite(path, bytes(content))
+
+
+def rot(store: Path, path: Path) -> None:
+    """Flip a byte as a bad disk does: the ledger agrees with every number that stat gives."""
+    before = path.stat()
+    flip_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    edit_ledger(store, lambda entry: entry.update(ctime_ns=path.stat().st_ctime_ns), inode=path.stat().st_ino)
+
+
+def edit_ledger(store: Path, change: Callable[[dict[str, Any]], Any], inode: int | None = None) -> None:
+    """Apply *change* to every entry of the ledger, or to those of one inode."""
+    ledger = json.loads((base(store) / "ledger.json").read_text())
+    for revision in ledger["revisions"].values():
+        for entry in revision["files"].values():
+            if inode is None or entry["inode"] == inode:
+                change(entry)
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+
+
+@contextlib.contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, step: int, *calls: tuple[Any, str]) -> Iterator[list[bool]]:
+    """Die before the *step*-th of *calls*, an owner and a name each; yields a list that holds True once that was so."""
+    died: list[bool] = []
+    left = step
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Death
+            return original(*args, **options)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for owner, name in calls:
+            patch.setattr(owner, name, wrap(getattr(owner, name)))
+        try:
+            yield died
+        except Death:
+            died.append(True)

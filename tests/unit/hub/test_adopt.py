@@ -1,0 +1,158 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has already is taken over, whatever put it there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub import adopt
+
+from tests.simulators.hub.server import HubSimulator
+from tests.support.model_store import MORE_WEIGHTS, WEIGHTS, contents, flip_byte
+
+Ensure = Callable[..., dict[str, Any]]
+
+
+def put_old_modelscope_cache(folder: Path, cache: Path) -> Path:
+    shutil.copytree(folder, cache / "models" / "Org" / "Mod___el")
+    (cache / "models" / "Org" / "Mod___el" / ".msc").write_bytes(b"index")
+    (cache / "models" / "._____temp").mkdir()
+    return cache
+
+
+def put_new_modelscope_cache(folder: Path, cache: Path) -> Path:
+    shutil.copytree(folder, cache / "models" / "Org--Model" / "snapshots" / "master")
+    return cache
+
+
+def put_hugging_face_cache(folder: Path, cache: Path) -> Path:
+    """Only the folder of the snapshot is named; its links leave it."""
+    home = cache / "hub" / "models--Org--Model"
+    (home / "blobs").mkdir(parents=True)
+    snapshot = home / "snapshots" / "0123456789"
+    for path, content in contents(folder).items():
+        blob = home / "blobs" / hashlib.sha256(content).hexdigest()
+        blob.write_bytes(content)
+        (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / path).symlink_to(os.path.relpath(blob, (snapshot / path).parent))
+    return snapshot
+
+
+def put_hand_made_folder(folder: Path, cache: Path) -> Path:
+    """Other names, other depth."""
+    cache.mkdir()
+    for number, content in enumerate(contents(folder).values()):
+        (cache / f"part {number}").write_bytes(content)
+    return cache
+
+
+@pytest.mark.parametrize(
+    "put", [put_old_modelscope_cache, put_new_modelscope_cache, put_hugging_face_cache, put_hand_made_folder]
+)
+def test_a_model_that_is_there_is_not_downloaded(
+    ensure: Ensure, hub: HubSimulator, folder: Path, tmp_path: Path, put: Callable[[Path, Path], Path]
+) -> None:
+    place = put(folder, tmp_path / "cache")
+    before = contents(place)
+    result = ensure(adopt_from=(place,))
+    assert contents(Path(result["path"])) == contents(folder)
+    assert not any(path.is_symlink() for path in Path(result["path"]).rglob("*"))
+    assert (result["bytes"]["wan"], result["bytes"]["adopted"]) == (0, result["bytes"]["total"])
+    assert [request["path"] for request in hub.requests if WEIGHTS in str(request)] == []
+    assert contents(place) == before
+    assert (Path(result["path"]) / WEIGHTS).stat().st_nlink == 2, "a link, not a second copy"
+    again = ensure(full=True)
+    assert not again["changed"]
+    assert ensure()["verify"]["hashed_files"] == 0
+
+
+def test_a_file_with_wrong_bytes_is_downloaded_and_named(ensure: Ensure, folder: Path, tmp_path: Path) -> None:
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    spoilt = place / "models" / "Org--Model" / "snapshots" / "master" / WEIGHTS
+    flip_byte(spoilt)
+    result = ensure(adopt_from=(place,))
+    assert contents(Path(result["path"])) == contents(folder)
+    assert result["bytes"]["wan"] == (folder / WEIGHTS).stat().st_size
+    assert result["bytes"]["adopted"] == result["bytes"]["total"] - result["bytes"]["wan"]
+    assert any(str(spoilt) in warning and "another content" in warning for warning in result["warnings"])
+
+
+def test_check_mode_says_what_may_be_adopted_and_touches_nothing(
+    ensure: Ensure, folder: Path, store: Path, tmp_path: Path
+) -> None:
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    result = ensure(adopt_from=(place,), check=True)
+    assert result["plan"]["adoptable"] == result["bytes"]["total"]
+    assert not store.exists()
+    assert (place / "models/Org--Model/snapshots/master" / WEIGHTS).stat().st_nlink == 1
+
+
+def test_what_somebody_writes_to_is_copied_and_not_linked(
+    ensure: Ensure, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    source = place / "models/Org--Model/snapshots/master" / WEIGHTS
+    with source.open("r+b"):
+        result = ensure(adopt_from=(place,))
+    adopted = Path(result["path"]) / WEIGHTS
+    assert adopted.stat().st_ino != source.stat().st_ino
+    assert result["bytes"]["adopted"] == result["bytes"]["total"]
+    flip_byte(source)
+    assert contents(Path(result["path"])) == contents(folder)
+
+
+def test_another_file_system_is_copied_from(
+    ensure: Ensure, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = put_hugging_face_cache(folder, tmp_path / "cache")
+    monkeypatch.setattr(adopt, "_link", lambda *_: None)
+    result = ensure(adopt_from=(place,))
+    assert result["bytes"]["adopted"] == result["bytes"]["total"]
+    assert (Path(result["path"]) / WEIGHTS).stat().st_nlink == 1
+    assert (Path(result["path"]) / WEIGHTS).stat().st_mode & 0o777 == 0o444
+    assert contents(Path(result["path"])) == contents(folder)
+
+
+def test_wrong_bytes_are_not_copied_either(
+    ensure: Ensure, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = put_hand_made_folder(folder, tmp_path / "cache")
+    for path in place.iterdir():
+        if path.stat().st_size > 100_000:
+            flip_byte(path)
+    monkeypatch.setattr(adopt, "_link", lambda *_: None)
+    result = ensure(adopt_from=(place,))
+    assert contents(Path(result["path"])) == contents(folder)
+    assert result["bytes"]["wan"] >= sum((folder / name).stat().st_size for name in (WEIGHTS, MORE_WEIGHTS))
+
+
+def test_a_folder_that_is_missing_is_said_and_no_error(ensure: Ensure, tmp_path: Path) -> None:
+    result = ensure(adopt_from=(tmp_path / "none",))
+    assert result["changed"]
+    assert str(tmp_path / "none") in result["warnings"][0]
+
+
+def test_a_relative_folder_is_refused(ensure: Ensure, store: Path) -> None:
+    with pytest.raises(StoreError, match="adopt_from must hold absolute paths"):
+        ensure(adopt_from=(Path("cache"),))
+    assert not store.exists()
+
+
+def test_a_damaged_file_is_repaired_from_what_the_host_has(
+    ensure: Ensure, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    place = put_hand_made_folder(folder, tmp_path / "cache")
+    path = Path(ensure()["path"])
+    flip_byte(path / WEIGHTS)
+    hub.reset()
+    result = ensure(adopt_from=(place,))
+    assert (result["files"]["repaired"], result["bytes"]["wan"]) == (1, 0)
+    assert contents(path) == contents(folder)

@@ -1,0 +1,389 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What garbage collection frees, and what it never touches, in real stores."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub import gc, holders
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import describe_store
+from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+from tests.support.model_store import base, contents, dying, overwrite, published
+
+Ensure = Callable[..., dict[str, Any]]
+Publish = Callable[[int], list[Path]]
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    """No process and no unit of this machine is looked at, unless a test puts it there."""
+    (tmp_path / "proc").mkdir()
+    return Rules(state_dir=tmp_path / "state", system=tmp_path / "system", proc=tmp_path / "proc")
+
+
+@pytest.fixture
+def publish(ensure: Ensure, folder: Path) -> Publish:
+    """Publish so many revisions, which differ in one shard; returns their folders, the oldest first."""
+
+    def run(count: int) -> list[Path]:
+        found = []
+        for number in range(count):
+            overwrite(folder / "config.json", json.dumps({"number": number}).encode())
+            found.append(Path(ensure()["path"]))
+        return found
+
+    return run
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[[str, Path], subprocess.Popen[bytes]]]:
+    """A process that keeps a file open, or mapped; it is the only one that is looked at, so that root is not needed."""
+    started = []
+
+    def run(how: str, path: Path) -> subprocess.Popen[bytes]:
+        text = {
+            "open": "import sys; handle = open(sys.argv[1], 'rb')",
+            "mapped": "import mmap, os, sys; d = os.open(sys.argv[1], os.O_RDONLY);"
+            "m = mmap.mmap(d, 0, prot=mmap.PROT_READ); os.closerange(3, 99)",
+            "cwd": "import os, sys; os.chdir(sys.argv[1])",
+        }[how]
+        code = f"{text}\nprint('ready', flush=True)\nsys.stdin.read()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        (tmp_path / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        return process
+
+    yield run
+    for process in started:
+        process.communicate(b"")
+
+
+def run(store: Path, rules: Rules, **change: Any) -> dict[str, Any]:
+    return collect(store, replace(rules, **change), Progress())
+
+
+def reasons(result: dict[str, Any]) -> dict[str, str]:
+    return {item["id"]: item["reason"] for item in result["kept"]}
+
+
+def test_current_and_previous_stay_and_older_ones_go(publish: Publish, store: Path, rules: Rules) -> None:
+    old, previous, current = publish(3)
+    alone = (old / "config.json").stat().st_blocks * 512
+    planned = run(store, rules, check=True)
+    assert published(store) == sorted(path.name for path in (old, previous, current))
+    result = run(store, rules)
+    assert published(store) == sorted([previous.name, current.name])
+    assert [item["id"] for item in result["removed"]] == [old.name]
+    assert result["freed_bytes"] == planned["freed_bytes"] == alone, "shards that others share are not freed"
+    assert reasons(result) == {
+        current.name: "it is the current one of Model",
+        previous.name: "it is a previous one of Model",
+    }
+    assert not (base(store) / "manifest" / f"{old.name}.json").exists()
+    assert list((base(store) / "stage").iterdir()) == []
+    assert not run(store, rules)["changed"]
+
+
+def test_what_is_left_is_whole_and_needs_no_hashing(
+    publish: Publish, ensure: Ensure, folder: Path, store: Path, rules: Rules
+) -> None:
+    *_, current = publish(3)
+    run(store, rules)
+    assert contents(current) == contents(folder)
+    again = ensure()
+    assert not again["changed"]
+
+
+def test_going_back_makes_the_other_one_the_previous(
+    publish: Publish, ensure: Ensure, folder: Path, store: Path, rules: Rules
+) -> None:
+    first, second, third = publish(3)
+    overwrite(folder / "config.json", json.dumps({"number": 0}).encode())
+    assert Path(ensure()["path"]) == first
+    run(store, rules)
+    assert published(store) == sorted([first.name, third.name])
+    assert second.name not in published(store)
+
+
+def test_more_can_be_kept_and_never_fewer_than_the_current_one(publish: Publish, store: Path, rules: Rules) -> None:
+    revisions = publish(4)
+    run(store, rules, keep=3)
+    assert published(store) == sorted(path.name for path in revisions[1:])
+    run(store, rules, keep=1)
+    assert published(store) == [revisions[-1].name]
+    with pytest.raises(StoreError, match="keep must be 1 or more"):
+        run(store, rules, keep=0)
+
+
+def test_a_store_without_a_history_keeps_the_latest_other_one(publish: Publish, store: Path, rules: Rules) -> None:
+    revisions = publish(3)
+    for number, path in enumerate(revisions):
+        os.utime(path, (number, number))
+    ledger = json.loads((base(store) / "ledger.json").read_text())
+    del ledger["links"]
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+    run(store, rules)
+    assert published(store) == sorted(path.name for path in revisions[1:])
+
+
+@pytest.mark.parametrize(("how", "word"), [("open", "open"), ("mapped", "mapped"), ("cwd", "works in it")])
+def test_what_a_process_holds_stays(
+    publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]], how: str, word: str
+) -> None:
+    old, *_ = publish(3)
+    process = hold(how, old if how == "cwd" else old / "config.json")
+    result = run(store, rules)
+    assert old.name in published(store)
+    assert f"process {process.pid}" in reasons(result)[old.name]
+    assert word in reasons(result)[old.name]
+    process.communicate(b"")
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+
+
+def test_what_is_opened_in_the_last_moment_comes_back(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, *_ = publish(3)
+    looked = []
+
+    def late(claims: holders.Claims, _proc: Path) -> dict[str, str]:
+        looked.append(claims)
+        return {old.name: "process 1 (late) has it open"} if len(looked) == 2 else {}
+
+    monkeypatch.setattr(gc, "find_holders", late)
+    before = contents(old)
+    result = run(store, rules)
+    assert result["removed"] == []
+    assert contents(old) == before
+    assert (base(store) / "manifest" / f"{old.name}.json").is_file()
+
+
+def test_a_mount_in_a_container_keeps_the_revision(publish: Publish, store: Path, rules: Rules) -> None:
+    old, *_ = publish(3)
+    process = rules.proc / "4711"
+    (process / "fd").mkdir(parents=True)
+    (process / "ns").mkdir()
+    (process / "ns" / "mnt").symlink_to("mnt:[1]")
+    (process / "maps").write_text("")
+    (process / "comm").write_text("vllm\n")
+    (process / "mountinfo").write_text(f"99 98 8:1 {old} /models/m ro,relatime - ext4 /dev/sda1 rw\n")
+    result = run(store, rules)
+    assert reasons(result)[old.name] == "process 4711 (vllm) has it mounted at /models/m"
+    (process / "mountinfo").write_text(f"99 98 8:1 {old}0/x /models/m ro,relatime - ext4 /dev/sda1 rw\n")
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "system/etc/containers/systemd/vllm-chat.container",
+        "system/etc/systemd/system/vllm-chat.service",
+        "state/instances/chat/generations/1/plan.json",
+        "state/instances/chat/generations/2/vllm-chat.container",
+    ],
+)
+def test_what_a_unit_or_a_generation_names_stays(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path, place: str
+) -> None:
+    old, *_ = publish(3)
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_text(f"Volume={old}:/models/m:ro\n")
+    result = run(store, rules)
+    assert result["removed"] == []
+    assert reasons(result)[old.name] == f"{tmp_path / place} names it"
+    assert describe_store(store, tmp_path / "state")["models"][0]["revisions"][-1]["used_by"] == (
+        [str(tmp_path / place)] if place.startswith("state") else []
+    )
+
+
+def test_nothing_outside_the_inner_folder_is_touched(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    publish(3)
+    (store / "mine").mkdir()
+    (store / "mine" / "weights.bin").write_text("x")
+    (store / "elsewhere").symlink_to(tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "0123456789ab").mkdir()
+    (tmp_path / "outside" / "0123456789ab" / "precious").write_text("x")
+    (base(store) / "rev" / "0123456789ab").symlink_to(tmp_path / "outside" / "0123456789ab")
+    (base(store) / "rev" / "not-a-revision").mkdir()
+    (base(store).parent / "Other--Model").symlink_to(tmp_path / "outside")
+    result = run(store, rules)
+    assert len(result["removed"]) == 1
+    assert (store / "mine" / "weights.bin").read_text() == "x"
+    assert (tmp_path / "outside" / "0123456789ab" / "precious").read_text() == "x"
+    assert (base(store) / "rev" / "not-a-revision").is_dir()
+    assert any("symbolic link" in warning for warning in result["warnings"])
+
+
+def test_links_in_a_revision_are_removed_and_not_followed(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    old, *_ = publish(3)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    (old / "folder").symlink_to(tmp_path / "precious")
+    (base(store) / "stage" / "trash-link").symlink_to(tmp_path / "precious")
+    assert len(run(store, rules)["removed"]) == 1
+    assert (tmp_path / "precious" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("part", ["inner", "rev", "stage"])
+def test_a_store_made_of_links_is_left_alone(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path, part: str
+) -> None:
+    publish(3)
+    place = {"inner": store / ".store", "rev": base(store) / "rev", "stage": base(store) / "stage"}[part]
+    place.rename(tmp_path / "moved")
+    place.symlink_to(tmp_path / "moved")
+    before = contents(tmp_path / "moved")
+    if part == "inner":
+        with pytest.raises(StoreError, match="is a symbolic link"):
+            run(store, rules)
+    else:
+        result = run(store, rules)
+        assert (result["removed"], result["stage"]) == ([], [])
+        assert "symbolic link" in result["warnings"][0]
+    assert contents(tmp_path / "moved") == before
+
+
+def test_a_model_that_is_being_downloaded_is_left_alone(publish: Publish, store: Path, rules: Rules) -> None:
+    publish(3)
+    with (base(store) / "lock").open("r+") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        result = run(store, rules)
+        assert describe_store(store, rules.state_dir)["models"][0]["lock"]["pid"] == os.getpid()
+    assert (result["removed"], result["busy"]) == ([], ["Org/Model"])
+    assert len(published(store)) == 3
+    assert describe_store(store, rules.state_dir)["models"][0]["lock"] is None
+
+
+def test_a_model_without_a_link_is_kept_for_a_week(publish: Publish, store: Path, rules: Rules) -> None:
+    (only,) = publish(1)
+    (store / "Model").unlink()
+    assert "no link names the model" in reasons(run(store, rules))[only.name]
+    os.utime(only, (time.time() - 8 * 86400,) * 2)
+    result = run(store, rules)
+    assert published(store) == []
+    assert result["freed_bytes"] > 1_200_000
+
+
+def test_downloads_that_nobody_goes_on_with_go_after_a_week(publish: Publish, store: Path, rules: Rules) -> None:
+    publish(1)
+    for name in ("young", "old"):
+        job = base(store) / "stage" / name
+        (job / "part").mkdir(parents=True)
+        (job / "part" / "x").write_bytes(b"x" * 100_000)
+    for place in (job / "part" / "x", job / "part", job):
+        os.utime(place, (time.time() - 8 * 86400,) * 2)
+    result = run(store, rules)
+    assert [Path(item["path"]).name for item in result["stage"]] == ["old"]
+    assert result["freed_bytes"] >= 100_000
+    assert [place.name for place in (base(store) / "stage").iterdir()] == ["young"]
+
+
+def test_a_user_who_cannot_see_all_processes_frees_nothing(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(3)
+    (rules.proc / "1" / "fd").mkdir(parents=True)
+
+    def refuse(folder: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(holders, "_entries", refuse)
+    with pytest.raises(StoreError, match=r"run as root.*nothing was touched"):
+        run(store, rules)
+    assert len(published(store)) == 3
+
+
+def test_dead_at_any_step_what_is_needed_is_whole_and_a_rerun_ends_it(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = ((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree"), (os, "rmdir"), (os, "unlink"))
+    kept = {path.name: contents(path) for path in publish(3)[1:]}
+    for step in range(200):
+        copy = tmp_path / f"copy{step}"
+        shutil.copytree(store, copy, symlinks=True)
+        with dying(monkeypatch, step, *calls) as died:
+            run(copy, rules)
+        assert {name: contents(base(copy) / "rev" / name) for name in kept} == kept
+        run(copy, rules)
+        assert published(copy) == sorted(kept)
+        assert [path.name for path in (base(copy) / "stage").iterdir()] == []
+        assert {path.stem for path in (base(copy) / "manifest").iterdir()} == set(kept)
+        if not died:
+            break
+    assert not died
+    assert step > 5
+
+
+def test_killed_in_the_middle_a_rerun_ends_it(publish: Publish, store: Path, rules: Rules) -> None:
+    old, previous, current = publish(3)
+    code = (
+        "import os, shutil, signal, sys; from pathlib import Path\n"
+        "from ansible_collections.socle.inference.plugins.module_utils._hub import gc\n"
+        "from ansible_collections.socle.inference.plugins.module_utils._progress import Progress\n"
+        "shutil.rmtree = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "place = Path(sys.argv[2])\n"
+        "gc.collect(Path(sys.argv[1]), gc.Rules(state_dir=place, system=place, proc=place), Progress())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(store), str(rules.proc)],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "collections")},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert published(store) == sorted([previous.name, current.name])
+    trash = next((base(store) / "stage").glob(f"trash-{old.name}-*"))
+    result = run(store, rules)
+    assert [item["path"] for item in result["stage"]] == [str(trash)]
+    assert list((base(store) / "stage").iterdir()) == []
+
+
+def test_the_message_about_a_full_disk_says_what_could_be_freed(
+    publish: Publish, ensure: Ensure, folder: Path, monkeypatch: pytest.MonkeyPatch, rules: Rules
+) -> None:
+    monkeypatch.setattr(gc, "Rules", lambda **options: replace(rules, **options))
+    publish(3)
+    overwrite(folder / "config.json", b"{}")
+    with pytest.raises(StoreError, match=r"garbage collection .* could free 0.00 GiB: make room") as caught:
+        ensure(reserve_bytes=1 << 50)
+    assert caught.value.fields["faults"] == ["space"]
+
+
+def test_what_a_store_holds_is_listed(publish: Publish, ensure: Ensure, store: Path, rules: Rules) -> None:
+    old, previous, current = publish(3)
+    ensure(revision="v1")
+    (model,) = describe_store(store, rules.state_dir)["models"]
+    assert (model["hub"], model["repo"], model["links"], model["lock"]) == ("modelscope", "Org/Model", ["Model"], None)
+    found = {revision["id"]: revision for revision in model["revisions"]}
+    assert found[current.name]["current_of"] == ["Model"]
+    assert found[previous.name]["previous_of"] == ["Model"]
+    assert found[old.name]["current_of"] == found[old.name]["previous_of"] == []
+    assert found[current.name]["names"] == ["master", "v1"]
+    assert found[current.name]["bytes"] == sum(map(len, contents(current).values()))
+    assert found[current.name]["verified"]
+    assert describe_store(store / "none", rules.state_dir)["models"] == []
