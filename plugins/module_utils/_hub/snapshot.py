@@ -146,7 +146,7 @@ class _Run:
         self._check_pin(manifest)
         self._shelve(inspection.intact, self.store.revision(manifest.id))
         if inspection.whole and previous == manifest.id:
-            if self.request.structure or self._is_full(manifest):
+            if self.request.structure or inspection.full:
                 self._check_structure(manifest)
             if not self.request.check:
                 self._tidy(found)
@@ -272,7 +272,7 @@ class _Run:
             self.verify_s += time.monotonic() - started
         found.full = full
         if found.hashed_files and found.hashed_files == len(found.intact) + len(found.rotten):
-            found.full_s = now
+            found.full_s, found.renewed = now, True
         self._learn(manifest, found)
         return found
 
@@ -585,6 +585,7 @@ class _Run:
             self._precheck(found, planned, probe=False)
         return {
             "bytes": planned["missing"],
+            "need": needed_bytes(planned["missing"], planned["room"], planned["adoptable"]),
             "staged": planned["staged"],
             "adoptable": planned["adoptable"],
             "free": self.looked["free"],

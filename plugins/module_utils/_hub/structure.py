@@ -20,7 +20,20 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
 LFS_POINTER_MAX = 1024
+HEADS = (
+    (LFS_POINTER, "a Git LFS pointer, not the content"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+    (b"<?xml", "an XML document, as storage sends errors"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"GGUF", "a GGUF file"),
+    (b"{", "a JSON document"),
+    (b"\0" * 16, "zeros"),
+)
+"""What files that should be weights were found to begin with."""
 HEADER_MAX = 100_000_000
+HEAD_BYTES = 64
 INDEX_SUFFIX = ".safetensors.index.json"
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -31,7 +44,7 @@ def check_structure(files: Iterable[ModelFile], locate: Callable[[str], Path]) -
     headers: dict[str, set[str]] = {}
     for path, file in sorted(paths.items()):
         if file.size <= LFS_POINTER_MAX and _head(locate(path), len(LFS_POINTER)) == LFS_POINTER:
-            raise _broken(path, "is a Git LFS pointer, not the content")
+            raise _broken(path, f"is {describe_head(LFS_POINTER)}")
         if path.endswith(".safetensors"):
             headers[path] = read_tensor_names(path, locate(path), file.size)
         elif path in CONFIGS:
@@ -47,7 +60,11 @@ def read_tensor_names(path: str, location: Path, size: int) -> set[str]:
         prefix = handle.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         if not 2 <= length <= min(HEADER_MAX, size - 8):
-            raise _broken(path, f"has no safetensors header (header length {length}, file {size} bytes)")
+            raise _broken(
+                path,
+                f"has no safetensors header (header length {length}, file {size} bytes): it begins with "
+                f"{describe_head(_head(location, HEAD_BYTES))}",
+            )
         raw = handle.read(length)
     try:
         header = json.loads(raw)
@@ -60,6 +77,14 @@ def read_tensor_names(path: str, location: Path, size: int) -> set[str]:
     if not sound or 8 + length + end != size:
         raise _broken(path, f"is {size} bytes long, but its header describes {8 + length + end}")
     return names
+
+
+def describe_head(head: bytes) -> str:
+    """What the first bytes of a file are, in words, else as digits."""
+    for start, meaning in HEADS:
+        if head.lower().startswith(start.lower()):
+            return meaning
+    return f"the bytes {head[:8].hex()}" if head else "nothing"
 
 
 def _check_index(path: str, index: Any, headers: dict[str, set[str]]) -> None:

@@ -75,8 +75,9 @@ def ensure(hub: HubSimulator, store: Path) -> Callable[..., dict[str, Any]]:
 
     def run(endpoint: str = hub.url, token: str | None = None, list_cap: int = 3000, **options: Any) -> dict[str, Any]:
         client = ModelScopeHub(Client(endpoint, Access(token, proxy=""), FAST), list_cap)
+        injected = {name: options.pop(name) for name in ("origins", "shelf", "facts") if name in options}
         request = Request(**{"repo": REPO, "revision": "master", "store": store, "reserve_bytes": 0, **options})
-        return ensure_snapshot(request, client, Progress())
+        return ensure_snapshot(request, client, Progress(), **injected)
 
     return run
 
