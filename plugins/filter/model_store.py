@@ -4,38 +4,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.socle.inference.plugins.module_utils._hub.fanout import Member, Place, arrange
+from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
+DEFAULT_REVISIONS = {"huggingface": "main"}
 DEFAULT_REVISION = "master"
+INSPECTIONS = "model_store_inspections"
+STARTED = "model_store_started"
+RESULT = "model_store_result"
+RACK = "model_store_rack"
+SHOWN_FILES = 3
 
 
-def unique_models(models: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+def unique_models(models: Iterable[Mapping[str, Any]], source: str = "modelscope") -> list[dict[str, str]]:
     """Each repository once, in order; two revisions of one repository on one host are an error."""
-    revisions: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
     for model in models:
-        repo, revision = str(model["repo"]), str(model.get("revision") or DEFAULT_REVISION)
-        if revisions.setdefault(repo, revision) != revision:
+        repo = str(model["repo"])
+        revision = str(model.get("revision") or DEFAULT_REVISIONS.get(source, DEFAULT_REVISION))
+        known = found.setdefault(repo, {"repo": repo, "revision": revision})
+        if known["revision"] != revision:
             raise AnsibleFilterError(
-                f"{repo} is wanted at {revisions[repo]} and at {revision} on one host: "
+                f"{repo} is wanted at {known['revision']} and at {revision} on one host: "
                 "give its instances the same revision"
             )
-    return [{"repo": repo, "revision": revision} for repo, revision in revisions.items()]
+        if model.get("path"):
+            known["path"] = str(model["path"])
+    return list(found.values())
 
 
 def snapshot_paths(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Repository -> path, content id and commit, from the results of modelscope_snapshot in a loop."""
+    """Repository -> path, link, content id and commit, from the results of model_sync or modelscope_snapshot."""
     return {
-        str(result["repo"]): {name: result[name] for name in ("path", "content_id", "commit")}
+        str(result["repo"]): {name: result.get(name) for name in ("path", "link", "content_id", "commit")}
         for result in results
         if "content_id" in result
     }
+
+
+def missing_models(hostvars: Any, hosts: Iterable[str]) -> list[dict[str, Any]]:
+    """The models that any of *hosts* has work to do for, each once by its content; the same for all hosts."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for host in hosts:
+        for seen in _inspections(hostvars, host):
+            if seen["work"]:
+                key = (str(seen["repo"]), str(seen["content_id"]))
+                found.setdefault(key, {"repo": key[0], "revision": seen["requested"], "content_id": key[1]})
+    return list(found.values())
+
+
+def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str, fanout: str) -> dict[str, Any]:
+    """What host *name* does for *model*: nothing, or a job, with a relay where others could use it.
+
+    C(helper) is a host of an earlier batch that has the model, where no host of this one has; C(lender) is a host that
+    knows its manifest.
+    """
+    taking = {host: seen for host in hosts if (seen := _seen(hostvars, host, model))}
+    lacking = [host for host, seen in taking.items() if not seen["complete"]]
+    helper = None
+    if fanout == "auto" and lacking and len(lacking) == len(taking):
+        helper = next((host for host in _others(hostvars, hosts) if _has(hostvars, host, model)), None)
+    shared = fanout == "auto" and bool(lacking) and (len(taking) > 1 or helper is not None)
+    mine = taking.get(name)
+    return {
+        "job": mine is not None and bool(mine["work"] or shared),
+        "relay": shared,
+        "lender": next(iter(taking), None),
+        "helper": helper,
+        "helper_store": _folder_of(hostvars, helper, model) if helper else None,
+    }
+
+
+def place_of(
+    hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str, helper: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Where host *name* takes *model* from: C(upstreams) for model_sync, and whether it asks the hub first (C(seed)).
+
+    *helper*: name, address and port of a relay outside of *hosts*.
+    """
+    started = {host: found for host in hosts if (found := _started(hostvars, host, model))}
+    members = [
+        Member(
+            host,
+            complete=bool((_seen(hostvars, host, model) or {}).get("complete")),
+            rack=str(_var(hostvars, host, RACK) or ""),
+        )
+        for host in started
+    ]
+    # Who is under way already comes first: a host that joins later must not download again what is on the LAN.
+    members.sort(key=lambda member: not (started[member.name].get("job") or {}).get("joined"))
+    relays = {
+        host: {"name": host, "address": found["address"], "port": found["port"]} for host, found in started.items()
+    }
+    if helper and helper.get("port"):
+        relays[str(helper["name"])] = {name: helper[name] for name in ("name", "address", "port")}
+        members.append(Member(str(helper["name"]), complete=True))
+    place = arrange(members).get(name, Place((), True))
+    upstreams = [relays[host] for host in place.upstreams if relays[host]["port"]]
+    return {"upstreams": upstreams, "seed": not upstreams}
+
+
+def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[str, Any]:
+    """What every host lacks and has room for: C(lines) of a table, and C(faults), one sentence each; none where all
+    hosts may begin."""
+    rows, faults = [], []
+    for host in hosts:
+        inspections = _inspections(hostvars, host)
+        if not inspections:
+            continue
+        plans = [seen["plan"] for seen in inspections]
+        need = sum(plan["need"] for plan in plans)
+        first = plans[0]
+        found = list(dict.fromkeys(fault["message"] for plan in plans for fault in plan["faults"]))
+        if not found and not force and len(plans) > 1 and need and need + first["reserve"] > first["free"]:
+            found.append(
+                f"{first['store']['folder']} has {format_bytes(first['free'])} free, but its models together need "
+                f"{format_bytes(need)} and {format_bytes(first['reserve'])} must stay free: make room, or choose "
+                "another store"
+            )
+        missing = [path for plan in plans for path in plan["missing"]]
+        count = sum(plan["missing_files"] for plan in plans)
+        verdict = "refused" if found else "complete" if not count else "fits"
+        shown = ", ".join(missing[:SHOWN_FILES]) + (", ..." if count > SHOWN_FILES else "")
+        bytes_of = [sum(plan["bytes"] for plan in plans), need, first["free"], first["reserve"]]
+        rows.append([host, str(count), *map(format_bytes, bytes_of), verdict, shown])
+        faults += [f"{host}: {message}" for message in found]
+    head = ["host", "files", "to come", "need", "free", "reserve", "verdict", "missing"]
+    return {"lines": ["Models", *_align([head, *rows])], "faults": faults}
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+# What other hosts registered
+
+
+def _var(hostvars: Any, host: str, name: str) -> Any:
+    """A variable of another host, or None."""
+    return hostvars[host].get(name) if host in hostvars else None
+
+
+def _inspections(hostvars: Any, host: str) -> list[Mapping[str, Any]]:
+    registered = _var(hostvars, host, INSPECTIONS) or {}
+    return [seen for seen in registered.get("results", []) if "plan" in seen]
+
+
+def _matches(found: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    return bool(found.get("content_id") == model["content_id"])
+
+
+def _seen(hostvars: Any, host: str, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for seen in _inspections(hostvars, host):
+        if _matches(seen, model) and seen["repo"] == model["repo"]:
+            return seen
+    return None
+
+
+def _started(hostvars: Any, host: str, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    started = _var(hostvars, host, STARTED) or {}
+    return started if _matches(started, model) else None
+
+
+def _others(hostvars: Any, hosts: Sequence[str]) -> list[str]:
+    return [str(host) for host in hostvars if host not in hosts]
+
+
+def _has(hostvars: Any, host: str, model: Mapping[str, Any]) -> bool:
+    """Whether an earlier batch of this run brought *model* to *host*."""
+    return _matches((_var(hostvars, host, RESULT) or {}).get(model["repo"]) or {}, model)
+
+
+def _folder_of(hostvars: Any, host: str, model: Mapping[str, Any]) -> str:
+    """The store of *host*, by the link that names the model there."""
+    return str(_var(hostvars, host, RESULT)[model["repo"]]["link"]).rpartition("/")[0]
 
 
 class FilterModule:
     """Filters of the role model_store."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"model_store_unique": unique_models, "model_store_result": snapshot_paths}
+        return {
+            "model_store_unique": unique_models,
+            "model_store_result": snapshot_paths,
+            "model_store_missing": missing_models,
+            "model_store_part": part_in,
+            "model_store_place": place_of,
+            "model_store_precheck": precheck,
+        }

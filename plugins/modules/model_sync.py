@@ -255,7 +255,7 @@ commit:
   type: str
 content_id:
   description: SHA-256 over the hashes, sizes and paths of all files.
-  returned: O(state=inspected), O(state=finished)
+  returned: O(state=inspected), O(state=started), O(state=finished)
   type: str
 previous:
   description: Path, commit and content id of the snapshot that the link named before; null without one.

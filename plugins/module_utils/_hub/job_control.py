@@ -98,6 +98,7 @@ class JobControl:
                     return self._admit(view, spec), False
                 self._end(view)
             self._clear()
+            self.folder.path.mkdir(mode=0o700)
             return self._launch(spec), True
 
     def join(
@@ -231,10 +232,9 @@ class JobControl:
             )
 
     def _clear(self) -> None:
-        """A folder without anything of an earlier job."""
+        """Remove what an earlier job left."""
         if self.folder.path.is_dir():
             shutil.rmtree(self.folder.path)
-        self.folder.path.mkdir(mode=0o700)
 
     def _await(self, done: Any, seconds: float = ANSWER_S) -> bool:
         until = time.monotonic() + seconds

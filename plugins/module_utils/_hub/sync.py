@@ -116,6 +116,7 @@ def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dic
         # The model is not changed by a job that only begins; the state finished tells.
         "changed": False,
         "new": new,
+        "content_id": manifest.content_id,
         "address": view.status.get("address"),
         "port": view.status.get("port"),
         "job": _show(view),
