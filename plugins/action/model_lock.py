@@ -13,7 +13,7 @@ from typing import Any
 from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     LockRequest,
@@ -21,6 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     ensure_lock,
     lock_location,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.modules.model_lock import ARGUMENT_SPEC
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import PERIOD_S, format_duration
 
@@ -77,7 +78,23 @@ def _answer(args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dic
         json.dumps([source, args["endpoint"], args["path"], args["repo"], revision, str(location)]),
     )
     options = {name: args[name] for name in ("endpoint", "token", "proxy", "ca_file", "path")}
+    if args["manifest"]:
+        given = loads(json.dumps(args["manifest"]))
+        if given.repo != args["repo"]:
+            raise HubError(f"the manifest describes {given.repo}, but {args['repo']} is to be locked")
+        return ensure_lock(request, lambda: _Given(given), memo)
     return ensure_lock(request, lambda: make_hub(source, **options), memo)
+
+
+class _Given:
+    """A manifest in the place of a hub that would be asked for it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def resolve(self, repo: str, revision: str) -> Manifest:
+        """See origin.Hub."""
+        return self._manifest
 
 
 def _tell(ended: threading.Event, host: str, repo: str) -> None:

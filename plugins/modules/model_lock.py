@@ -64,6 +64,11 @@ options:
   path:
     description: The folder or tar archive of V(directory), as an absolute path on the controller.
     type: path
+  manifest:
+    description:
+      - What O(revision) means, as a manifest of the store or of an export has it. It is taken for the answer of the
+        hub, which is not asked in this run any more.
+    type: dict
   offline:
     description: Use the lock and never ask the hub; fails without one.
     type: bool
@@ -134,6 +139,7 @@ ARGUMENT_SPEC = {
     "proxy": {"type": "str"},
     "ca_file": {"type": "path"},
     "path": {"type": "path"},
+    "manifest": {"type": "dict"},
     "offline": {"type": "bool", "default": False},
     "moved": {"type": "str", "choices": ["refuse", "keep", "accept"], "default": "refuse"},
 }
