@@ -160,7 +160,7 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         tops = [path, *sorted(entry for entry in path.glob(VOLUMES) if entry.is_dir())]
-        self._roots = [folder for top in tops for folder in (top, top / FILES) if folder.is_dir()]
+        self._roots = [folder for top in tops for folder in (top / FILES, top) if folder.is_dir()]
 
     def read_manifest(self) -> str | None:
         for root in self._roots:
@@ -226,7 +226,7 @@ class _Archive:
         )
 
     def find(self, file: ModelFile) -> list[Piece]:
-        for root in (self._root, posixpath.join(self._root, FILES)):
+        for root in (posixpath.join(self._root, FILES), self._root):
             offset, size = self._members.get(posixpath.join(root, file.path), (0, -1))
             if size == file.size:
                 return [Piece(self._path, offset, size)]
