@@ -23,6 +23,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     find_candidates,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import utc
+from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
     HashMismatch,
@@ -377,7 +378,7 @@ class _Run:
         previous = self.store.read_link(self.link)
         wanted, extra = found.inspection.wanted, found.inspection.extra
         job = self.store.new_job(manifest.id)
-        done = _Done(Meter(self.progress, 0), repaired=bool(inspection.damaged))
+        done = _Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)), repaired=bool(inspection.damaged))
         checked: list[float | None] = [found.inspection.full_s or self.ledger.full_check(manifest.id)]
         if wanted or extra:
             checked = self._gather(found, job, candidates, done, checked if found.inspection.intact else [])
@@ -486,19 +487,26 @@ class _Run:
                     f"{error}; what arrived is kept in {kept}", kept=str(kept), **error.fields
                 ) from error
 
+        def fetch_or_end_all(file: ModelFile) -> None:
+            try:
+                fetch(file)
+            except BaseException:
+                # At once: the files before this one may take hours yet.
+                meter.stop.set()
+                raise
+
         if not files:
             return
         meter.stop.clear()
         ordered = sorted(files, key=lambda file: (-file.size, file.path))
         with ThreadPoolExecutor(self.hub.policy.connections) as pool:
-            futures = [pool.submit(fetch, file) for file in ordered]
+            futures = [pool.submit(fetch_or_end_all, file) for file in ordered]
             try:
                 first: BaseException | None = None
                 for future in futures:
                     error = future.exception()
                     if error is not None and (first is None or isinstance(first, Cancelled)):
                         first = error
-                        meter.stop.set()
                 if first is not None:
                     raise first
             finally:
@@ -511,7 +519,7 @@ class _Run:
 
     def _result(self, found: _Found, previous: str | None, changed: bool, done: _Done | None = None) -> dict[str, Any]:
         manifest, inspection, request = found.manifest, found.inspection, self.request
-        done = done or _Done(Meter(self.progress, 0))
+        done = done or _Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)))
         sizes = {file.path: file.size for file in manifest.files}
         seconds = time.monotonic() - self.started
         received = done.meter.received
