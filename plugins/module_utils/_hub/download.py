@@ -446,43 +446,48 @@ class _Fetch:
     def _copy(self, standing: _Standing, response: Any, segment: Segment, number: int) -> None:
         """Read until the segment is complete. Small reads on slow links keep progress and stalls visible."""
         origin, policy = standing.origin, standing.origin.policy
-        buffer = memoryview(bytearray(BUFFER_BYTES))
+        buffer: memoryview | None = None
         fast, sample_s, sample_bytes = False, 0.0, 0
         started = window_start = time.monotonic()
         window_bytes = 0
-        while segment.left > 0:
-            left = segment.left
-            try:
-                if fast:
-                    count = response.readinto(buffer[: min(left, BUFFER_BYTES)])
-                    view = buffer[:count]
-                else:
-                    view = memoryview(response.read1(min(left, SLOW_READ_BYTES)))
-            except NotYet:
-                raise
-            except NETWORK_ERRORS as error:
-                raise _Interrupted(_reason(origin, error)) from error
-            if not view:
-                raise _Interrupted(f"the connection ended {left} bytes early")
-            now = time.monotonic()
-            sample_s, sample_bytes = sample_s + now - started, sample_bytes + len(view)
-            if sample_bytes >= BUFFER_BYTES:
-                fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
-                sample_s, sample_bytes = 0.0, 0
-            window_bytes += len(view)
-            self.part.write(segment, view, origin.kind)
-            if now - window_start >= policy.slow_window_s:
-                if window_bytes < policy.slow_bytes_per_s * (now - window_start):
-                    reason = f"stalled at {window_bytes / (now - window_start):.0f} bytes per second"
-                    self.meter.note(f"{self.file.path} from {origin.host}: {reason}, the connection was made anew")
-                    raise _Interrupted(reason)
-                window_start, window_bytes = now, 0
-            if not number:
-                self.meter.ailing.discard(origin.host)
-                self._add_extras(standing)
-            elif self.closing or number >= self.meter.climb.lines:
-                return
-            started = time.monotonic()
+        try:
+            while segment.left > 0:
+                left = segment.left
+                try:
+                    if fast:
+                        buffer = buffer or self.part.buffer()
+                        count = response.readinto(buffer[: min(left, BUFFER_BYTES)])
+                        view = buffer[:count]
+                    else:
+                        view = memoryview(response.read1(min(left, SLOW_READ_BYTES)))
+                except NotYet:
+                    raise
+                except NETWORK_ERRORS as error:
+                    raise _Interrupted(_reason(origin, error)) from error
+                if not view:
+                    raise _Interrupted(f"the connection ended {left} bytes early")
+                now = time.monotonic()
+                sample_s, sample_bytes = sample_s + now - started, sample_bytes + len(view)
+                window_bytes += len(view)
+                if self.part.write(segment, view, origin.kind, buffer if fast else None):
+                    buffer = None
+                if sample_bytes >= BUFFER_BYTES:
+                    fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
+                    sample_s, sample_bytes = 0.0, 0
+                if now - window_start >= policy.slow_window_s:
+                    if window_bytes < policy.slow_bytes_per_s * (now - window_start):
+                        reason = f"stalled at {window_bytes / (now - window_start):.0f} bytes per second"
+                        self.meter.note(f"{self.file.path} from {origin.host}: {reason}, the connection was made anew")
+                        raise _Interrupted(reason)
+                    window_start, window_bytes = now, 0
+                if not number:
+                    self.meter.ailing.discard(origin.host)
+                    self._add_extras(standing)
+                elif self.closing or number >= self.meter.climb.lines:
+                    return
+                started = time.monotonic()
+        finally:
+            self.part.give_back(buffer)
 
 
 def _reason(origin: Origin, error: BaseException) -> str:

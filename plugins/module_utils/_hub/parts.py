@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.aside import Aside
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 
@@ -207,6 +208,7 @@ class Part:
         self._unnoted = 0
         self._fault: BaseException | None = None
         self._follower: threading.Thread | None = None
+        self._aside: Aside | None = None
         self._digest = hashlib.sha256()
         self._hashed = 0
         self._journal = read_journal(location) or Journal(file.size, file.sha256)
@@ -360,6 +362,7 @@ class Part:
         """Get ready for several connections. Only the thread of the one connection that there is may call this."""
         if self.ranged:
             return
+        self._absorb_rest()
         with self._changed:
             self._journal.spans = list(self._spans)
             self._save()
@@ -380,15 +383,30 @@ class Part:
             if not self.complete:
                 self._changed.wait(seconds)
 
-    def write(self, segment: Segment, view: memoryview, kind: str) -> None:
-        """Put what a connection got where it belongs; what others have taken over since is left out."""
+    def buffer(self) -> memoryview:
+        """A buffer of BUFFER_BYTES to receive into; write() or give_back() takes it again."""
+        if self.ranged:
+            return memoryview(bytearray(BUFFER_BYTES))
+        if self._aside is None:
+            self._aside = Aside(self._absorb, BUFFER_BYTES)
+        return self._aside.take()
+
+    def give_back(self, buffer: memoryview | None) -> None:
+        """A buffer that is not needed any more."""
+        if buffer is not None and self._aside is not None:
+            self._aside.give_back(buffer)
+
+    def write(self, segment: Segment, view: memoryview, kind: str, buffer: memoryview | None = None) -> bool:
+        """Put what a connection got where it belongs; what others have taken over since is left out. Returns whether
+        *buffer*, which *view* is a part of, was taken: it is still hashed."""
+        taken = False
         if not self.ranged:
-            self._append(segment, view)
+            taken = self._append(segment, view, buffer)
         else:
             with self._changed:
                 view = view[: max(0, segment.left)]
                 if self._closing or not view:
-                    return
+                    return False
                 start, segment.position = segment.position, segment.position + len(view)
             self._put(view, start)
             with self._changed:
@@ -401,16 +419,39 @@ class Part:
                 self._advance()
                 self._changed.notify_all()
         self._report(len(view), kind)
+        return taken
 
-    def _append(self, segment: Segment, view: memoryview) -> None:
+    def _append(self, segment: Segment, view: memoryview, buffer: memoryview | None) -> bool:
         start, end = segment.position, segment.position + len(view)
-        self._digest.update(view)
         self._put(view, start)
-        segment.position = segment.written = self._hashed = end
+        segment.position = segment.written = end
         first, self._spans = not self._spans, [(0, end)]
-        if first or end // self._mark_step != start // self._mark_step:
-            self._mark()
+        if first:
+            with self._changed:
+                self._save()
+        if self._aside is None:
+            self._absorb(view)
+        else:
+            self._aside.put(view, buffer)
+            if self._aside.fault is not None:
+                raise self._aside.fault
         self._advance()
+        return self._aside is not None and buffer is not None
+
+    def _absorb(self, view: memoryview) -> None:
+        """Hash what follows on what was hashed before."""
+        self._digest.update(view)
+        start, self._hashed = self._hashed, self._hashed + len(view)
+        if self._hashed // self._mark_step != start // self._mark_step:
+            with self._changed:
+                self._mark()
+
+    def _absorb_rest(self) -> None:
+        if self._aside is not None:
+            self._aside.end()
+            aside, self._aside = self._aside, None
+            if aside.fault is not None:
+                raise aside.fault
 
     def _put(self, view: memoryview, position: int) -> None:
         with self._explained():
@@ -484,6 +525,7 @@ class Part:
 
     def finish(self, poll: Callable[[], None]) -> str:
         """The SHA-256 of the complete file; *poll* is called while it is waited for, and may raise."""
+        self._absorb_rest()
         while self._follower is not None and self._follower.is_alive():
             self._follower.join(0.5)
             poll()
@@ -492,6 +534,7 @@ class Part:
 
     def restart(self) -> None:
         """Nothing here is of use. All other connections have ended."""
+        self._absorb_rest()
         if self._shelf is not None and self._spans:
             self._shelf.restart(self.file.path)
         if self._follower is not None:
@@ -531,6 +574,8 @@ class Part:
 
     def close(self) -> None:
         """End the follower, note what is there, and leave."""
+        with contextlib.suppress(StoreError):
+            self._absorb_rest()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
