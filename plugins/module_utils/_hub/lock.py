@@ -266,10 +266,8 @@ def _write_new(location: Path, text: str) -> bool:
     with _staged(location, text) as staged:
         try:
             os.link(staged, location)
-        except FileExistsError:
-            return False
         except OSError:
-            # A file system without hard links: the moment between these two lines is its price.
+            # It is there, or the file system has no hard links: then the moment before the next line is the price.
             if location.exists():
                 return False
             staged.replace(location)

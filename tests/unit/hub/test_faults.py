@@ -158,7 +158,7 @@ def test_a_pause_that_storage_asks_for_is_taken(ensure: Ensure, hub: HubSimulato
 
 
 def test_storage_that_takes_few_connections_is_enough(ensure: Ensure, hub: HubSimulator, folder: Path) -> None:
-    hub.add_rule(path="^/cdn/", max_connections=1, bytes_per_s=4_000_000, count=-1, retry_after=0)
+    hub.add_rule(path="^/cdn/", max_connections=1, bytes_per_s=10_000_000, count=-1, retry_after=1)
     assert contents(Path(ensure()["path"])) == contents(folder)
 
 

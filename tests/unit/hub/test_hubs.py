@@ -189,6 +189,10 @@ def test_a_private_authority_is_trusted_only_when_told(folder: Path, tmp_path: P
         other.mkdir()
         with pytest.raises(HubUnreachable, match="neither ca_file nor the system's authorities signed it"):
             reach(hub, ca_file=str(make_certificates(other)[0])).resolve(REPO, "master")
+        pauses: list[float] = []
+        with pytest.raises(HubUnreachable):
+            ModelScopeHub(Client(hub.url, Access(proxy=""), FAST, pauses.append)).resolve(REPO, "master")
+        assert pauses == [], "another try would not change it"
         assert hub.requests == []
         client = reach(hub, ca_file=str(authority))
         manifest = client.resolve(REPO, "master")
