@@ -245,14 +245,16 @@ sources:
 plan:
   description:
     - What a run would bring (C(bytes)), how much of that an interrupted run left (C(staged)) or O(adopt_from) may have
-      (C(adoptable)), what is free (C(free)), which files are missing (C(missing), at most 100, and their number
-      C(missing_files)), what is in the way (C(faults)), and what is known of the store's file system (C(store)).
+      (C(adoptable)), how much room the rest takes (C(need)), what is free (C(free)), which files are missing
+      (C(missing), at most 100, and their number C(missing_files)), what is in the way (C(faults)), and what is known of
+      the store's file system (C(store)).
   returned: in check mode
   type: dict
   sample:
     bytes: 269060552
     staged: 0
     adoptable: 0
+    need: 269060552
     free: 68719476736
     missing: [config.json, model.safetensors]
     missing_files: 2

@@ -9,11 +9,8 @@ links to blobs or without, and folders made by hand.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
-import signal
 import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +19,7 @@ from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import BUFFER_BYTES, hash_file, hash_workers
+from ansible_collections.socle.inference.plugins.module_utils._hub.holders import is_open
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import content_state, make_folder
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
@@ -126,10 +124,10 @@ def _adopt_one(
 def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
     """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
     before = place.lstat()
-    if before.st_dev != target.parent.stat().st_dev or _is_written(place):
+    if before.st_dev != target.parent.stat().st_dev or is_open(place, for_writing=True):
         return None
     hashes[place] = hashes.get(place) or hash_file(place)
-    if hashes[place] != file.sha256 or _is_written(place):
+    if hashes[place] != file.sha256 or is_open(place, for_writing=True):
         return None
     try:
         os.link(place, target, follow_symlinks=False)
@@ -142,22 +140,6 @@ def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -
         return None
     target.chmod(0o444)
     return target.lstat()
-
-
-def _is_written(place: Path) -> bool:
-    """Whether somebody has *place* open for writing: then the kernel gives no lease to read it (fcntl(2))."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        # Whoever opens it for writing just now must not end this process by the default signal.
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        # Any other answer: the file system knows no leases, or the file is not this user's.
-        return error.errno == errno.EAGAIN
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _copy(file: ModelFile, place: Path, target: Path, part: Path) -> bool:

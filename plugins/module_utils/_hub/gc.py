@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.catalog impor
     previous_of,
     read_links,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.holders import PROC, Claims, find_holders
+from ansible_collections.socle.inference.plugins.module_utils._hub.holders import PROC, Claims, find_holders, is_open
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import Key, find_mentions
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     STALE_STAGE_S,
@@ -188,7 +189,8 @@ def _remove(store: RepoStore, doomed: list[Revision], rules: Rules, found: _Roun
         claims = Claims()
         for revision in doomed:
             claims.add(revision.snapshot, trash[revision.snapshot], f"/{trash[revision.snapshot].name}")
-        for snapshot, holder in find_holders(claims, rules.proc).items():
+        held = {**_open_files(trash), **find_holders(claims, rules.proc)}
+        for snapshot, holder in held.items():
             revision = next(revision for revision in doomed if revision.snapshot == snapshot)
             trash.pop(snapshot).rename(revision.path)
             found.kept.append(_entry(store, revision, reason=holder))
@@ -202,6 +204,19 @@ def _remove(store: RepoStore, doomed: list[Revision], rules: Rules, found: _Roun
     for place in trash.values():
         remove_job(place)
     return gone
+
+
+def _open_files(trash: Mapping[str, Path]) -> dict[str, str]:
+    """Snapshot -> what somebody has open of it, also from a container whose processes cannot be seen from here."""
+    found = {}
+    for snapshot, folder in trash.items():
+        for parent, _folders, files in os.walk(folder):
+            for name in files:
+                place = Path(parent, name)
+                status = place.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_open(place):
+                    found[snapshot] = f"somebody has {name} open"
+    return found
 
 
 def _sweep_stage(store: RepoStore, rules: Rules, found: _Round) -> None:

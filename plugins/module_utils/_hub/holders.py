@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import signal
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +22,11 @@ PROC = Path("/proc")
 
 @dataclass
 class Claims:
-    """What is looked for: the inodes of each snapshot, and the path that a mount of it ends in or lies below."""
+    """What is looked for. A file that another revision shares is found by its path alone: whoever has it open may mean
+    the other one, and loses nothing when this name of it goes."""
 
     inodes: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(device, inode) -> key of a snapshot."""
+    """(device, inode) of folders, and of files with no other name -> key of a snapshot."""
     names: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     """inode -> [(file name, key)], where the device of a table differs from the one of stat, as on btrfs."""
     places: dict[str, str] = field(default_factory=dict)
@@ -35,9 +39,36 @@ class Claims:
             for entry in (Path(parent), *(Path(parent, name) for name in files)):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.lstat()
-                    self.inodes[(status.st_dev, status.st_ino)] = key
-                    if stat.S_ISREG(status.st_mode):
+                    if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:
+                        self.inodes[(status.st_dev, status.st_ino)] = key
                         self.names.setdefault(status.st_ino, []).append((entry.name, key))
+
+    def at(self, path: str) -> str | None:
+        """The snapshot that *path* names or lies in, wherever the store is mounted."""
+        if "/.store/" in path or "/trash-" in path:
+            for place, key in self.places.items():
+                if path.endswith(place) or f"{place}/" in path:
+                    return key
+        return None
+
+
+def is_open(place: Path, for_writing: bool = False) -> bool:
+    """Whether anybody else has the file open (or mapped), or open for writing alone, in whatever container.
+
+    The kernel says so: it gives no lease then (fcntl(2)). False also where the file system knows no leases, or where
+    the file is somebody else's and this user may not have one.
+    """
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Whoever opens it just now must not end this process by the default signal.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK if for_writing else fcntl.F_WRLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def find_holders(claims: Claims, proc: Path = PROC) -> dict[str, str]:
@@ -62,11 +93,11 @@ def _processes(proc: Path) -> list[Path]:
 def _held_by(process: Path, claims: Claims, namespaces: set[str]) -> Iterator[tuple[str, str]]:
     try:
         for descriptor in _entries(process / "fd"):
-            key = _inode_key(descriptor, claims.inodes)
+            key = _link_key(descriptor, claims)
             if key:
                 yield key, f"has {_target(descriptor)} open"
         for name in ("cwd", "root"):
-            key = _inode_key(process / name, claims.inodes)
+            key = _link_key(process / name, claims)
             if key:
                 yield key, "works in it"
         for line in _lines(process / "maps"):
@@ -76,9 +107,11 @@ def _held_by(process: Path, claims: Claims, namespaces: set[str]) -> Iterator[tu
         namespace = _target(process / "ns" / "mnt")
         if not namespace or namespace not in namespaces:
             for line in _lines(process / "mountinfo"):
-                key = _mounted_key(line, claims.places)
+                # The fourth field is the folder within its file system that is mounted.
+                fields = line.split(" ")
+                key = claims.at(unescape(fields[3])) if len(fields) > 4 else None
                 if key:
-                    yield key, f"has it mounted at {unescape(line.split(' ')[4])}"
+                    yield key, f"has it mounted at {unescape(fields[4])}"
             namespaces.add(namespace)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         # It ended meanwhile, and holds nothing any more.
@@ -98,18 +131,22 @@ def _lines(table: Path) -> list[str]:
     return table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
 
 
-def _inode_key(link: Path, inodes: Mapping[tuple[int, int], str]) -> str | None:
+def _link_key(link: Path, claims: Claims) -> str | None:
     """The snapshot that an open descriptor belongs to. Only what has a path is asked for its status."""
     try:
-        if not _target(link).startswith("/"):
+        target = _target(link)
+        if not target.startswith("/"):
             return None
+        found = claims.at(target.removesuffix(" (deleted)"))
+        if found:
+            return found
         status = link.stat()
     except PermissionError:
         raise
     except OSError:
         # Closed meanwhile, or on a file system that does not answer: none of ours.
         return None
-    return inodes.get((status.st_dev, status.st_ino))
+    return claims.inodes.get((status.st_dev, status.st_ino))
 
 
 def _target(link: Path) -> str:
@@ -122,27 +159,16 @@ def _target(link: Path) -> str:
 def _mapped_key(line: str, claims: Claims) -> str | None:
     """By a line of /proc/PID/maps (proc(5)): address, permissions, offset, device, inode, path."""
     parts = line.split(maxsplit=5)
-    if len(parts) < 6 or not parts[4].isdecimal() or int(parts[4]) not in claims.names:
+    if len(parts) < 6:
         return None
-    inode = int(parts[4])
+    path = parts[5].removesuffix(" (deleted)")
+    inode = int(parts[4]) if parts[4].isdecimal() else 0
+    if inode not in claims.names:
+        return claims.at(path)
     major, _colon, minor = parts[3].partition(":")
     key = claims.inodes.get((os.makedev(int(major, 16), int(minor, 16)), inode))
-    if key:
-        return key
-    mapped = parts[5].rsplit("/", 1)[-1]
-    return next((owner for name, owner in claims.names[inode] if mapped in (name, f"{name} (deleted)")), None)
-
-
-def _mounted_key(line: str, places: Mapping[str, str]) -> str | None:
-    """By a line of mountinfo, whose fourth field is the folder within its file system that is mounted."""
-    fields = line.split(" ")
-    if len(fields) < 5 or "/.store/" not in fields[3]:
-        return None
-    root = unescape(fields[3])
-    for place, key in places.items():
-        if root.endswith(place) or f"{place}/" in root:
-            return key
-    return None
+    mapped = path.rsplit("/", 1)[-1]
+    return key or next((owner for name, owner in claims.names[inode] if name == mapped), None) or claims.at(path)
 
 
 def _name_of(process: Path) -> str:

@@ -24,7 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.catalog impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-from tests.support.model_store import base, contents, dying, overwrite, published
+from tests.support.model_store import WEIGHTS, base, contents, dying, overwrite, published
 
 Ensure = Callable[..., dict[str, Any]]
 Publish = Callable[[int], list[Path]]
@@ -158,6 +158,35 @@ def test_what_a_process_holds_stays(
     assert f"process {process.pid}" in reasons(result)[old.name]
     assert word in reasons(result)[old.name]
     process.communicate(b"")
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+
+
+def test_what_the_current_revision_shares_does_not_keep_the_old_one(
+    publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """The engine that serves the current one has shards mapped that the old one has too."""
+    old, _previous, current = publish(3)
+    assert (old / WEIGHTS).stat().st_ino == (current / WEIGHTS).stat().st_ino
+    hold("mapped", current / WEIGHTS)
+    hold("open", current / WEIGHTS)
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+    assert (current / WEIGHTS).stat().st_size > 900_000
+
+
+def test_a_shared_shard_that_is_open_by_its_old_path_keeps_the_old_one(
+    publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    old, *_ = publish(3)
+    process = hold("mapped", old / WEIGHTS)
+    assert f"process {process.pid}" in reasons(run(store, rules))[old.name]
+
+
+def test_a_process_that_cannot_be_seen_keeps_what_it_has_open(publish: Publish, store: Path, rules: Rules) -> None:
+    old, *_ = publish(3)
+    with (old / "config.json").open("rb"):
+        result = run(store, rules)
+    assert reasons(result)[old.name] == "somebody has config.json open"
+    assert old.name in published(store)
     assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
 
 

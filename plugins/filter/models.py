@@ -1,0 +1,132 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the playbook models shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes, format_duration
+
+HEADS = ("HOST", "MODEL", "ID", "COMMIT", "SIZE", "STATE", "VERIFIED", "USED BY")
+SHOWN = 3
+
+
+def model_table(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str) -> list[str]:
+    """Lines of one table of all revisions on all hosts, from the variable *name* with model_store_info's result."""
+    rows: list[Sequence[str]] = [HEADS]
+    for host in hosts:
+        found = hostvars[host].get(name) or {}
+        if found.get("unreachable") or "models" not in found:
+            fault = "unreachable" if found.get("unreachable") else str(found.get("msg") or "not looked at")
+            rows.append((str(host), "-", "-", "-", "-", fault, "-", "-"))
+            continue
+        own = [_row(str(host), model, revision) for model in found["models"] for revision in model["revisions"]]
+        rows += own or [(str(host), "-", "-", "-", "-", "empty", "-", "-")]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(host: str, model: Mapping[str, Any], revision: Mapping[str, Any]) -> Sequence[str]:
+    state = "current" if revision["current_of"] else "previous" if revision["previous_of"] else "old"
+    if model.get("lock") is not None:
+        state += ", locked"
+    used = sorted({_user_of(place) for place in revision["used_by"]})
+    return (
+        host,
+        str(model["repo"]),
+        str(revision["id"]),
+        str(revision["commit"] or "-")[:12],
+        "-" if revision["bytes"] is None else format_bytes(revision["bytes"]),
+        state,
+        str(revision["verified"] or "-")[:16],
+        ", ".join(used) or "-",
+    )
+
+
+def _user_of(place: str) -> str:
+    """The instance that a unit or a file of a generation belongs to."""
+    parts = place.split("/")
+    if "instances" in parts:
+        return parts[parts.index("instances") + 1]
+    return parts[-1].rpartition(".")[0].removeprefix("vllm-")
+
+
+def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: str) -> list[str]:
+    """One line for each model that was verified on *host*: level, files, rate, result."""
+    lines = []
+    for result in results:
+        model = f"{result['item']['repo']}@{result['item']['revision']}"
+        if _failed(result):
+            wanted = result.get("wanted") or []
+            verdict = f"DAMAGED: {_some(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
+            lines.append(f"{host}: {model}: {level}, {verdict}")
+            continue
+        verify = result["verify"]
+        rate = f", {verify['mb_s']:.0f} MB/s" if verify.get("mb_s") else ""
+        took = format_duration(float(verify["seconds"]))
+        lines.append(f"{host}: {model}: {verify['level']}, {result['files']['total']} files{rate}, {took}, whole")
+    return lines
+
+
+def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str:
+    """What is wrong on *host*, and how to repair it, in one text; empty where all models are whole."""
+    failed = [result for result in results if _failed(result)]
+    if not failed:
+        return ""
+    damaged = [result for result in failed if result.get("wanted") or result.get("extra")]
+    texts = [
+        f"{result['item']['repo']} at {result['item']['revision']}: "
+        f"{_some([*(result.get('wanted') or []), *(result.get('extra') or [])])}"
+        for result in damaged
+    ]
+    others = [str(result.get("msg")) for result in failed if result not in damaged]
+    cure = ["repair with -e model_store_action=verify -e model_store_repair=true"] if damaged else []
+    return f"{host}: " + "; ".join([*texts, *cure, *others])
+
+
+def _failed(result: Mapping[str, Any]) -> bool:
+    """The mark itself is taken away, so that all models of a host are looked at."""
+    return "content_id" not in result
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+
+
+def model_gc_lines(result: Mapping[str, Any], host: str, check: bool) -> list[str]:
+    """What was freed on *host*, or would be."""
+    verb = "would free" if check else "freed"
+    old, stage = result["removed"], result["stage"]
+    lines = [
+        f"{host}: {verb} {format_bytes(result['freed_bytes'])}: {len(old)} old revisions, {len(stage)} left-overs of "
+        f"downloads; {len(result['kept'])} revisions stay"
+    ]
+    lines += [f"  {item['repo']} {item['id']}: {format_bytes(item['bytes'])}" for item in old]
+    lines += [f"  {item['path']}: {format_bytes(item['bytes'])}" for item in stage]
+    lines += [f"  {item['repo']} {item['id']} stays: {item['reason']}" for item in result["kept"]]
+    return lines
+
+
+def model_import_missing(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str) -> list[str]:
+    """Models that some of *hosts* want and none of them can import, by the looks in their variable *name*."""
+    wanted: dict[str, bool] = {}
+    for host in hosts:
+        for look in (hostvars[host].get(name) or {}).get("results", []):
+            repo = str(look["item"][0]["repo"])
+            wanted[repo] = wanted.get(repo, False) or bool(look.get("stat", {}).get("exists"))
+    return [repo for repo, found in wanted.items() if not found]
+
+
+class FilterModule:
+    """Filters of the playbook models."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "model_table": model_table,
+            "model_verify_lines": model_verify_lines,
+            "model_verify_failure": model_verify_failure,
+            "model_gc_lines": model_gc_lines,
+            "model_import_missing": model_import_missing,
+        }
