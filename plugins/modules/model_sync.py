@@ -106,6 +106,10 @@ options:
     description: Whether O(store) may be on a network file system. Then one host alone may write it.
     type: bool
     default: false
+  allow_volatile_fs:
+    description: Whether O(store) may be where it does not outlive the host (tmpfs) or its container (overlay).
+    type: bool
+    default: false
   force_prechecks:
     description: Whether to go on although space, inodes or the clock of the host speak against it.
     type: bool
@@ -318,6 +322,7 @@ def main() -> None:
             "reserve_gib": {"type": "float"},
             "adopt_from": {"type": "list", "elements": "path", "default": []},
             "allow_shared_fs": {"type": "bool", "default": False},
+            "allow_volatile_fs": {"type": "bool", "default": False},
             "force_prechecks": {"type": "bool", "default": False},
             "offline": {"type": "bool", "default": False},
             "connections": {"type": "int"},
