@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks a hub on the controller what a revision is, and keeps the answer. Documented in modules/model_lock.py."""
+"""Asks a hub what a revision is, and keeps the answer on the controller. Documented in modules/model_lock.py."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     lock_location,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 from ansible_collections.socle.inference.plugins.modules.model_lock import ARGUMENT_SPEC
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import PERIOD_S, format_duration
+
+BRIEF = Policy(list_attempts=1, list_timeout_s=5.0)
+"""For a controller that may have no way to the hub, where a host is asked next."""
 
 display = Display()
 
@@ -32,7 +37,6 @@ class ActionModule(ActionBase):
     """See the module's documentation."""
 
     TRANSFERS_FILES = False
-    _requires_connection = False
     _supports_check_mode = True
     _supports_diff = True
 
@@ -46,7 +50,7 @@ class ActionModule(ActionBase):
         )
         watcher.start()
         try:
-            answer = _answer(args, task_vars, self._task.check_mode)
+            answer = _answer(self, args, task_vars, self._task.check_mode)
         except SocleError as error:
             result.update(failed=True, msg=str(error), **error.fields)
             return result
@@ -60,7 +64,53 @@ class ActionModule(ActionBase):
         return result
 
 
-def _answer(args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
+class _Asked:
+    """A hub as the controller sees it, or the host where the controller does not."""
+
+    def __init__(self, action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any]) -> None:
+        self._action = action
+        self._args = args
+        self._task_vars = task_vars
+
+    def resolve(self, repo: str, revision: str) -> Manifest:
+        """See origin.Hub."""
+        args = self._args
+        options = {name: args[name] for name in ("source", "endpoint", "token", "proxy", "ca_file", "path")}
+        if args["ask_from"] == "controller":
+            return make_hub(**options).resolve(repo, revision)
+        failure = None
+        # A folder, and often the file of authorities, is on the host.
+        here = args["source"] != "directory" and not (args["ca_file"] and not Path(args["ca_file"]).exists())
+        if args["ask_from"] == "auto" and here:
+            try:
+                return make_hub(**options, policy=BRIEF).resolve(repo, revision)
+            except HubUnreachable as error:
+                failure = error
+        result = self._action._execute_module(
+            module_name="socle.inference.model_lock",
+            module_args={**options, "repo": repo, "revision": revision},
+            task_vars=self._task_vars,
+        )
+        if not result.get("failed"):
+            return loads(json.dumps(result["manifest"]))
+        message = f"{result.get('msg', 'no answer')} (asked from {self._task_vars.get('inventory_hostname')})"
+        if failure:
+            message += f", and from the controller: {failure}"
+        raise (HubUnreachable if result.get("hub_unreachable") else HubError)(message)
+
+
+class _Given:
+    """A manifest in the place of a hub that would be asked for it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def resolve(self, repo: str, revision: str) -> Manifest:
+        """See origin.Hub."""
+        return self._manifest
+
+
+def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
     source = args["source"]
     revision = args["revision"] or DEFAULT_REVISION[source]
     location = lock_location(task_vars.get("inventory_dir"), source, args["repo"], revision)
@@ -77,24 +127,12 @@ def _answer(args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dic
         Path(constants.DEFAULT_LOCAL_TMP),
         json.dumps([source, args["endpoint"], args["path"], args["repo"], revision, str(location)]),
     )
-    options = {name: args[name] for name in ("endpoint", "token", "proxy", "ca_file", "path")}
     if args["manifest"]:
         given = loads(json.dumps(args["manifest"]))
         if given.repo != args["repo"]:
             raise HubError(f"the manifest describes {given.repo}, but {args['repo']} is to be locked")
         return ensure_lock(request, lambda: _Given(given), memo)
-    return ensure_lock(request, lambda: make_hub(source, **options), memo)
-
-
-class _Given:
-    """A manifest in the place of a hub that would be asked for it."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-
-    def resolve(self, repo: str, revision: str) -> Manifest:
-        """See origin.Hub."""
-        return self._manifest
+    return ensure_lock(request, lambda: _Asked(action, args, task_vars), memo)
 
 
 def _tell(ended: threading.Event, host: str, repo: str) -> None:

@@ -13,7 +13,7 @@ author:
 description:
   - Asks a hub once which files, with which hashes, make up a revision of a model, and keeps the answer as a lock
     beside the inventory. From then on the revision means that content, whatever the hub says later.
-  - Runs on the controller, for many hosts of a run with one request.
+  - The controller asks, or a host where the controller has no way to the hub; once in a run, for all of its hosts.
   - The lock is C(.socle/locks/SOURCE/ORG--NAME@REVISION.json) in the folder that the host's inventory comes from; keep
     it under version control. A host that comes from no file has no lock, and the hub's answer of the day counts.
   - When the hub cannot be reached, the lock is used, with a warning.
@@ -38,7 +38,7 @@ options:
     type: str
   source:
     description:
-      - Where the model is. V(directory) is a folder, an export or a tar archive of one on the controller, see O(path).
+      - Where the model is. V(directory) is a folder, an export or a tar archive of one, see O(path).
     type: str
     choices: [modelscope, huggingface, directory]
     default: modelscope
@@ -55,20 +55,31 @@ options:
   proxy:
     description:
       - The proxy for all requests, as C(http://host:port); an empty string uses none.
-      - When unset, C(HTTP_PROXY), C(HTTPS_PROXY) and C(NO_PROXY) of the controller apply.
+      - When unset, C(HTTP_PROXY), C(HTTPS_PROXY) and C(NO_PROXY) apply, of the controller or of the task's environment
+        on the host.
       - Must not hold credentials, since it appears in messages; a proxy that needs some goes into the environment.
     type: str
   ca_file:
-    description: PEM file on the controller with authorities to trust besides those of the system.
+    description: PEM file with authorities to trust besides those of the system, where O(ask_from) asks.
     type: path
   path:
-    description: The folder or tar archive of V(directory), as an absolute path on the controller.
+    description:
+      - The folder or tar archive of O(source=directory), as an absolute path on the host; on the controller with
+        O(ask_from=controller).
     type: path
   manifest:
     description:
       - What O(revision) means, as a manifest of the store or of an export has it. It is taken for the answer of the
         hub, which is not asked in this run any more.
     type: dict
+  ask_from:
+    description:
+      - Where the hub is asked. V(auto) asks from the controller, and from the host where the controller cannot reach
+        the hub within 5 seconds, or where O(source) is V(directory).
+      - With V(controller), no host has a say in what is locked.
+    type: str
+    choices: [auto, controller, host]
+    default: auto
   offline:
     description: Use the lock and never ask the hub; fails without one.
     type: bool
@@ -128,7 +139,12 @@ moved:
   type: bool
 """
 
+import json
+
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
 ARGUMENT_SPEC = {
     "repo": {"type": "str", "required": True},
@@ -140,6 +156,7 @@ ARGUMENT_SPEC = {
     "ca_file": {"type": "path"},
     "path": {"type": "path"},
     "manifest": {"type": "dict"},
+    "ask_from": {"type": "str", "choices": ["auto", "controller", "host"], "default": "auto"},
     "offline": {"type": "bool", "default": False},
     "moved": {"type": "str", "choices": ["refuse", "keep", "accept"], "default": "refuse"},
 }
@@ -147,7 +164,15 @@ ARGUMENT_SPEC = {
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    module.fail_json(msg="model_lock runs on the controller: run it as a task, so that its action plugin does.")
+    params = module.params
+    options = {name: params[name] for name in ("source", "endpoint", "token", "proxy", "ca_file", "path")}
+    try:
+        revision = params["revision"] or DEFAULT_REVISION[params["source"]]
+        manifest = make_hub(**options).resolve(params["repo"], revision)
+    except SocleError as error:
+        module.fail_json(msg=str(error), hub_unreachable=isinstance(error, HubUnreachable), **error.fields)
+    # The lock is the action plugin's.
+    module.exit_json(changed=False, manifest=json.loads(manifest.dumps()))
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def _with_ways_out(error: HubError, request: LockRequest, locked: Manifest | Non
     if isinstance(error, HubUnreachable):
         return HubUnreachable(
             f"{error}, and {request.repo} at {request.revision} has no lock yet: check address, network and proxy "
-            "(HTTPS_PROXY, NO_PROXY of the controller, or the option proxy), or bring a lock and set offline",
+            "(HTTPS_PROXY, NO_PROXY in the environment, or the option proxy), or bring a lock and set offline",
             **error.fields,
         )
     if locked:

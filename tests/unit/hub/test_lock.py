@@ -42,6 +42,8 @@ PLAY = """
         endpoint: "{{ hub }}"
         token: "{{ lookup('ansible.builtin.env', 'MODEL_TOKEN') }}"
         moved: "{{ moved | default('refuse') }}"
+        ask_from: "{{ ask_from | default('auto') }}"
+      environment: "{{ there | default({}) }}"
       register: lock
     - name: Show it
       ansible.builtin.debug:
@@ -329,17 +331,19 @@ def test_hugging_face_and_modelscope_agree_on_the_content(lock: Lock) -> None:
     assert other["lock"].endswith("/.socle/locks/huggingface/Org--Model@main.json")
 
 
-def test_a_playbook_run_locks_once_for_all_hosts(hub: HubSimulator, folder: Path, inventory: Path) -> None:
-    hub.protect("Org/Model", "very-secret")
+@pytest.fixture
+def play(hub: HubSimulator, inventory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """ansible-playbook for four hosts, all of them this one."""
     (inventory / "hosts.yml").write_text(json.dumps({"all": {"hosts": {f"gpu{number}": {} for number in range(4)}}}))
     (inventory.parent / "play.yml").write_text(PLAY)
     (inventory.parent / "ansible.cfg").write_text("[defaults]\n")
 
-    def play(*options: str) -> subprocess.CompletedProcess[str]:
+    def run(*options: str, **given: Any) -> subprocess.CompletedProcess[str]:
         program = Path(sys.executable).with_name("ansible-playbook")
-        given = {"ansible_connection": "local", "hub": hub.url}
+        python = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        extra = json.dumps({**python, "hub": hub.url, **given})
         return subprocess.run(
-            [str(program), str(inventory.parent / "play.yml"), "-i", str(inventory), "-e", json.dumps(given), *options],
+            [str(program), str(inventory.parent / "play.yml"), "-i", str(inventory), "-e", extra, *options],
             cwd=inventory.parent,
             env={
                 "PATH": os.environ["PATH"],
@@ -357,6 +361,13 @@ def test_a_playbook_run_locks_once_for_all_hosts(hub: HubSimulator, folder: Path
             check=False,
         )
 
+    return run
+
+
+def test_a_playbook_run_locks_once_for_all_hosts(
+    play: Callable[..., subprocess.CompletedProcess[str]], hub: HubSimulator, folder: Path, inventory: Path
+) -> None:
+    hub.protect("Org/Model", "very-secret")
     checked = play("--check", "--diff")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert len(hub.requests) == 1
@@ -377,6 +388,26 @@ def test_a_playbook_run_locks_once_for_all_hosts(hub: HubSimulator, folder: Path
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
     assert json.loads(place.read_text())["source"]["commit"] != commit
     assert not any(b"very-secret" in content for content in texts(inventory).values())
+
+
+def test_a_host_is_asked_where_the_controller_has_no_way_to_the_hub(
+    play: Callable[..., subprocess.CompletedProcess[str]], hub: HubSimulator, inventory: Path
+) -> None:
+    hub.protect("Org/Model", "very-secret")
+    only_there = {"hub": "http://hub.invalid", "there": {"http_proxy": hub.url}}
+    refused = play(**only_there, ask_from="controller")
+    assert refused.returncode == 2
+    assert "hub.invalid cannot be reached without a proxy" in refused.stdout
+    assert hub.requests == []
+    done = play("-vvv", **only_there)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [request["headers"]["Host"] for request in hub.requests] == ["hub.invalid"]
+    assert "very-secret" not in done.stdout + done.stderr
+    assert (inventory / ".socle/locks/modelscope/Org--Model@master.json").is_file()
+    shutil.rmtree(inventory / ".socle")
+    nowhere = play("--limit", "gpu0", hub="http://hub.invalid")
+    assert nowhere.returncode == 2
+    assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in nowhere.stdout
 
 
 def test_the_way_out_of_a_moved_branch_works(lock: Lock, folder: Path) -> None:
