@@ -299,6 +299,12 @@ class HubSimulator:
                 with self.log.open("a", encoding="utf-8") as handle:
                     handle.write(json.dumps(entry) + "\n")
 
+    def note_sent(self, entry: dict[str, Any]) -> None:
+        """Write to <log>.sent how many bytes of a file left."""
+        if self.log and entry.get("sent"):
+            with self._lock, Path(f"{self.log}.sent").open("a", encoding="utf-8") as handle:
+                handle.write(f"{entry['sent']}\n")
+
     def faults(self, subject: str) -> dict[str, Any]:
         """The union of the rules that match *subject* now."""
         union: dict[str, Any] = {}
@@ -373,10 +379,13 @@ class _Handler(BaseHTTPRequestHandler):
         hub.note(self._entry)
         name = params.get("FilePath") or params.get("name")
         faults = hub.faults(f"{path} {name}" if name else path)
-        with hub.connection(faults.get("max_connections")) as free:
-            if not free:
-                faults = {"status": 429, **faults}
-            self._route(path, params, faults)
+        try:
+            with hub.connection(faults.get("max_connections")) as free:
+                if not free:
+                    faults = {"status": 429, **faults}
+                self._route(path, params, faults)
+        finally:
+            hub.note_sent(self._entry)
 
     def _route(self, path: str, params: dict[str, str], faults: dict[str, Any]) -> None:
         hub = self.server.hub
@@ -584,7 +593,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if not any(name in faults for name in SLOW):
             with source.open("rb") as handle:
-                self._entry["sent"] = self.connection.sendfile(handle, first, last - first + 1)
+                try:
+                    self.connection.sendfile(handle, first, last - first + 1)
+                finally:
+                    # It moves the file's position even when the client leaves.
+                    self._entry["sent"] = handle.tell() - first
             return
         shared = faults.get("shared_bytes_per_s")
         sent = 0
