@@ -219,6 +219,20 @@ def test_revisions_share_inodes_and_damage_is_known_for_both(ensure: Ensure, fol
     assert contents(old) == contents(folder)
 
 
+def test_damage_that_was_only_found_is_known_for_every_revision_that_shares_it(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    config = (folder / "config.json").read_bytes()
+    old = Path(ensure()["path"])
+    overwrite(folder / "config.json", b"{}")
+    rot(store, Path(ensure()["path"]) / WEIGHTS)
+    with pytest.raises(StoreError, match=WEIGHTS):
+        ensure(offline=True, full=True)
+    overwrite(folder / "config.json", config)
+    assert ensure()["files"]["repaired"] == 1, "without hashing everything"
+    assert contents(old) == contents(folder)
+
+
 def test_a_clock_that_went_back_makes_times_worthless(
     ensure: Ensure, hub: HubSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +436,17 @@ def test_weights_that_are_none_are_not_activated(
 ) -> None:
     (folder / WEIGHTS).write_bytes(content)
     with pytest.raises(HubError, match=rf"{WEIGHTS} has no safetensors header .*it begins with {meaning}"):
+        ensure()
+    assert published(store) == []
+
+
+def test_a_pointer_in_the_place_of_weights_is_not_activated(ensure: Ensure, folder: Path, store: Path) -> None:
+    (folder / WEIGHTS).write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    )
+    with pytest.raises(
+        HubError, match=rf"{WEIGHTS} is a Git LFS pointer, not the content: the hub holds a broken upload"
+    ):
         ensure()
     assert published(store) == []
 
