@@ -29,6 +29,7 @@ class Progress:
         self._clock = clock
         self._started = clock()
         self._phase_started = self._started
+        self._phase_base = 0
         self._written = float("-inf")
         self.phase = ""
 
@@ -45,12 +46,14 @@ class Progress:
         if phase != self.phase:
             self.phase = phase
             self._phase_started = now
+            # What an earlier run had done already says nothing about the rate of this one.
+            self._phase_base = done or 0
             self._written = float("-inf")
         if self._path is None or now - self._started < QUIET_S or now - self._written < INTERVAL_S:
             return
         self._written = now
         elapsed = now - self._phase_started
-        rate = done / elapsed if done and elapsed > 0 else None
+        rate = (done - self._phase_base) / elapsed if done and done > self._phase_base and elapsed > 0 else None
         state = {
             "phase": phase,
             "done": done,

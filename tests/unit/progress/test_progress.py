@@ -44,6 +44,17 @@ def test_rate_and_time_left_belong_to_the_phase(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
+def test_what_was_there_before_counts_for_no_rate(tmp_path: Path) -> None:
+    clock = Clock()
+    progress = Progress(str(tmp_path / "p"), clock)
+    clock.now += 5
+    progress.update("downloading", 900, 1000, "B")
+    clock.now += 5
+    progress.update("downloading", 950, 1000, "B")
+    state = json.loads((tmp_path / "p").read_text())
+    assert (state["rate_per_s"], state["left_s"], state["done"]) == (10, 5, 950)
+
+
 def test_updates_within_a_second_are_one_write_but_a_new_phase_is_told_at_once(tmp_path: Path) -> None:
     clock = Clock()
     progress = Progress(str(tmp_path / "p"), clock)
