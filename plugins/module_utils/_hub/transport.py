@@ -288,7 +288,9 @@ class Client:
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity", "Range": "bytes=0-0"}
         request = urllib.request.Request(target, headers=headers)
         with self._opener.open(request, timeout=self.policy.list_timeout_s) as response:
-            return _linked_hash(response.headers)
+            # What came without TLS on the way proves nothing about what comes without it again.
+            trusted = self.endpoint.startswith("http:") or str(response.geturl()).startswith("https:")
+            return _linked_hash(response.headers) if trusted else None
 
     def _request(self, address: str, headers: Mapping[str, str] | None = None) -> urllib.request.Request:
         request = urllib.request.Request(
