@@ -69,7 +69,9 @@ def read_links(root: Path) -> list[Link]:
         for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
             if not entry.is_symlink():
                 continue
-            match = TARGET.fullmatch(str(Path(entry.path).readlink()))
+            # A person may have made it, and written the same in other words.
+            target = os.path.normpath(root / Path(entry.path).readlink())
+            match = TARGET.fullmatch(os.path.relpath(target, root))
             if match:
                 found.append(Link(entry.name, match["hub"], match["folder"], match["snapshot"]))
     return found

@@ -126,6 +126,16 @@ def test_going_back_makes_the_other_one_the_previous(
     assert second.name not in published(store)
 
 
+@pytest.mark.parametrize("form", ["absolute", "roundabout"])
+def test_a_link_that_a_person_made_keeps_a_revision(publish: Publish, store: Path, rules: Rules, form: str) -> None:
+    old, *_ = publish(3)
+    target = str(old) if form == "absolute" else f"./.store/../{old.relative_to(store)}/"
+    (store / "mine").symlink_to(target)
+    result = run(store, rules)
+    assert result["removed"] == []
+    assert reasons(result)[old.name] == "it is the current one of mine"
+
+
 def test_more_can_be_kept_and_never_fewer_than_the_current_one(publish: Publish, store: Path, rules: Rules) -> None:
     revisions = publish(4)
     run(store, rules, keep=3)
