@@ -208,13 +208,13 @@ class _Fetch:
         alone = all(other.verdict is not None for other in self.standings if other is not standing)
         if origin.kind == "lan" and not alone:
             patient = now - standing.failing_since < policy.lan_patience_s and origin.host not in self.meter.ailing
-            pause = LAN_RETRY_S
+            pause: float = LAN_RETRY_S
         else:
             patient = standing.failures < policy.failures
             pause = min(policy.backoff_s * 2 ** (standing.failures - 1), policy.backoff_max_s)
-            pause *= random.uniform(0.5, 1.0)
+            pause = pause * random.uniform(0.5, 1.0) if error.pause_s is None else error.pause_s
         if patient:
-            self._pause(standing, pause if error.pause_s is None else error.pause_s)
+            self._pause(standing, pause)
             return
         self._give_up(
             standing,

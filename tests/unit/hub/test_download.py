@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from tests.simulators.hub.server import HubSimulator
 from tests.unit.hub.downloads import MIB, NAME, QUICK, STORAGE, Bench, Origin, publish
 
 SIZE = 3 * MIB
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -318,6 +322,41 @@ def test_a_disk_that_is_full_at_the_last_byte(bench: Bench, data: bytes, monkeyp
         with pytest.raises(StoreError, match="is full"):
             bench.fetch()
     assert bench.fetch() == data
+
+
+FULL = """
+import sys
+from pathlib import Path
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from tests.unit.hub.downloads import Bench
+
+class Hub:
+    url = sys.argv[1]
+
+bench = Bench(Hub, Path(sys.argv[2]) / "part")
+try:
+    bench.fetch(lines=1)
+except StoreError as error:
+    print(error)
+    print(bench.place.stat().st_size)
+"""
+
+
+def test_a_real_file_system_that_is_full_is_explained(bench: Bench, tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=2m none {tmp_path}"
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*alone, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine lets nobody mount a tmpfs in a namespace")
+    done = subprocess.run(
+        [*alone, f'{mount} && exec "$0" "$@"', sys.executable, "-c", FULL, bench.hub.url, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{PROJECT / 'collections'}:{PROJECT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sentence, size = done.stdout.splitlines()
+    assert re.match(rf"{NAME} needs [12].\d MiB more, but the file system of \S+ is full \(0.0 MiB free\)", sentence)
+    assert int(size) > MIB
 
 
 def test_a_folder_that_cannot_be_written_is_explained(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

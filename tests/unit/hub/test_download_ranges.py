@@ -36,7 +36,7 @@ from tests.unit.hub.downloads import MIB, NAME, QUICK, STORAGE, Bench, publish
 
 SIZE = 12 * MIB
 PROJECT = Path(__file__).resolve().parents[3]
-EAGER = replace(QUICK, measure_s=0.1)
+EAGER = replace(QUICK, measure_s=0.1, hold_s=0.2)
 DRIVER = """
 import sys
 from dataclasses import replace
@@ -50,7 +50,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 class Hub:
     url = sys.argv[1]
 
-policy = replace(QUICK, measure_s=0.1)
+policy = replace(QUICK, measure_s=0.1, hold_s=0.2)
 file = next(file for file in manifest(Hub).files if file.path == NAME)
 fetch_file([Origin(Hub, policy)], file, Path(sys.argv[2]), Meter(Progress(), 0, climb=Climb(policy)))
 """
@@ -83,7 +83,7 @@ def test_limited_connections_are_joined_by_more(bench: Bench, data: bytes) -> No
 
 def test_a_connection_that_brings_enough_stays_alone(bench: Bench, data: bytes) -> None:
     bench.hub.add_rule(path=STORAGE, bytes_per_s=12 * MIB, count=-1)
-    assert bench.fetch(line_bytes_per_s=4 * MIB) == data
+    assert bench.fetch(line_bytes_per_s=64 << 10) == data
     assert bench.ranges() == [None]
 
 
