@@ -4,9 +4,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.socle.inference.plugins.filter.model_store import snapshot_paths, unique_models
+from ansible_collections.socle.inference.plugins.filter.model_store import (
+    missing_models,
+    part_in,
+    place_of,
+    precheck,
+    snapshot_paths,
+    unique_models,
+)
+
+MODEL = {"repo": "a/A", "revision": "master", "content_id": "sha256:1"}
+GIB = 1 << 30
+
+
+def seen(complete: bool = False, need: int = GIB, faults: tuple[str, ...] = (), **other: Any) -> dict[str, Any]:
+    """What model_sync says of MODEL on a host."""
+    plan = {
+        "bytes": 0 if complete else need,
+        "need": 0 if complete else need,
+        "free": 10 * GIB,
+        "reserve": 5 * GIB,
+        "missing": [] if complete else ["config.json", "b", "c", "d"],
+        "missing_files": 0 if complete else 4,
+        "faults": [{"id": "space", "message": message} for message in faults],
+        "store": {"folder": "/models"},
+    }
+    found = {"repo": "a/A", "requested": "master", "content_id": "sha256:1", "complete": complete, "work": not complete}
+    return {**found, "plan": plan, **other}
+
+
+def inspected(*found: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {"model_store_inspections": {"results": list(found)}, **other}
+
+
+def started(host: str, complete: bool = False, joined: bool = False, **other: Any) -> dict[str, Any]:
+    job = {"content_id": "sha256:1", "address": f"10.0.0.{host[-1]}", "port": 1000, "job": {"joined": joined}}
+    return inspected(seen(complete), model_store_started=job, **other)
 
 
 def test_a_model_of_several_instances_is_brought_once() -> None:
@@ -22,5 +59,85 @@ def test_two_revisions_of_a_model_on_one_host_are_refused() -> None:
 def test_the_result_maps_each_repository_to_its_place() -> None:
     result = {"repo": "a/A", "path": "/p", "content_id": "sha256:0", "commit": None, "changed": True}
     assert snapshot_paths([result, {"skipped": True}]) == {
-        "a/A": {"path": "/p", "content_id": "sha256:0", "commit": None}
+        "a/A": {"path": "/p", "link": None, "content_id": "sha256:0", "commit": None}
     }
+
+
+def test_a_revision_that_is_not_named_is_the_hub_s_own() -> None:
+    assert unique_models([{"repo": "a/A"}], "huggingface") == [{"repo": "a/A", "revision": "main"}]
+    assert unique_models([{"repo": "a/A", "path": "/usb/A"}], "directory")[0]["path"] == "/usb/A"
+
+
+def test_only_models_with_work_on_any_host_are_brought_and_in_one_order_for_all() -> None:
+    other = seen(repo="b/B", content_id="sha256:2")
+    hostvars = {"g1": inspected(seen(True)), "g2": inspected(other, seen()), "g3": inspected(seen()), "g4": {}}
+    hosts = ["g1", "g2", "g3", "g4"]
+    assert missing_models(hostvars, hosts) == [{"repo": "b/B", "revision": "master", "content_id": "sha256:2"}, MODEL]
+    assert missing_models({"g1": inspected(seen(True))}, ["g1"]) == []
+
+
+def test_a_host_without_neighbours_gets_no_relay() -> None:
+    hostvars = {"g1": inspected(seen()), "g2": inspected(seen(repo="b/B", content_id="sha256:2"))}
+    assert part_in(hostvars, ["g1", "g2"], MODEL, "g1", "auto")["relay"] is False
+    assert part_in(hostvars, ["g1", "g2"], MODEL, "g2", "auto")["job"] is False
+
+
+def test_a_complete_host_takes_part_only_for_the_others() -> None:
+    hostvars = {"g1": inspected(seen(True)), "g2": inspected(seen())}
+    part = part_in(hostvars, ["g1", "g2"], MODEL, "g1", "auto")
+    assert (part["job"], part["relay"], part["helper"]) == (True, True, None)
+    assert part_in(hostvars, ["g1", "g2"], MODEL, "g1", "never")["job"] is False
+    assert part_in(hostvars, ["g1", "g2"], MODEL, "g2", "never")["relay"] is False
+
+
+def test_a_host_of_an_earlier_batch_helps_where_no_host_of_this_one_can() -> None:
+    result = {"a/A": {"link": "/srv/models/a--A", "content_id": "sha256:1"}}
+    hostvars = {"g1": {"model_store_result": result}, "g2": inspected(seen())}
+    part = part_in(hostvars, ["g2"], MODEL, "g2", "auto")
+    assert (part["helper"], part["helper_store"], part["relay"]) == ("g1", "/srv/models", True)
+    hostvars["g2"] = inspected(seen(True))
+    assert part_in(hostvars, ["g2"], MODEL, "g2", "auto")["helper"] is None
+    helper = {"name": "g1", "address": "10.0.0.1", "port": 7}
+    place = place_of({"g2": started("g2")}, ["g2"], MODEL, "g2", helper)
+    assert place == {"upstreams": [helper], "seed": False}
+
+
+def test_each_host_takes_from_the_one_before_it_and_then_from_those_further_up() -> None:
+    hosts = ["g1", "g2", "g3"]
+    hostvars = {host: started(host) for host in hosts}
+    assert place_of(hostvars, hosts, MODEL, "g1") == {"upstreams": [], "seed": True}
+    names = [upstream["name"] for upstream in place_of(hostvars, hosts, MODEL, "g3")["upstreams"]]
+    assert names == ["g2", "g1"]
+    hostvars["g2"]["model_store_started"] = {"skipped": True}
+    assert place_of(hostvars, hosts, MODEL, "g3")["upstreams"] == [{"name": "g1", "address": "10.0.0.1", "port": 1000}]
+
+
+def test_a_host_that_comes_late_takes_from_those_that_are_under_way() -> None:
+    hosts = ["g1", "g2"]
+    hostvars = {"g1": started("g1"), "g2": started("g2", joined=True)}
+    assert place_of(hostvars, hosts, MODEL, "g1")["upstreams"][0]["name"] == "g2"
+
+
+def test_neighbours_of_one_rack_are_next_to_each_other() -> None:
+    hosts = ["g1", "g2", "g3"]
+    hostvars = {host: started(host, model_store_rack=rack) for host, rack in zip(hosts, "aba", strict=True)}
+    assert place_of(hostvars, hosts, MODEL, "g3")["upstreams"][0]["name"] == "g1"
+
+
+def test_the_table_has_a_row_for_each_host_and_the_sentence_of_each_fault() -> None:
+    hostvars = {"g1": inspected(seen(True)), "gpu2": inspected(seen(faults=("no room",))), "g3": inspected(seen())}
+    found = precheck(hostvars, ["g1", "gpu2", "g3"])
+    _title, _head, *rows = [" ".join(line.split()) for line in found["lines"]]
+    assert rows == [
+        "g1 0 0 B 0 B 10.0 GiB 5.0 GiB complete",
+        "gpu2 4 1.0 GiB 1.0 GiB 10.0 GiB 5.0 GiB refused config.json, b, c, ...",
+        "g3 4 1.0 GiB 1.0 GiB 10.0 GiB 5.0 GiB fits config.json, b, c, ...",
+    ]
+    assert found["faults"] == ["gpu2: no room"]
+
+
+def test_models_that_fit_one_by_one_but_not_together_are_refused() -> None:
+    two = [seen(need=3 * GIB), seen(need=3 * GIB, repo="b/B", content_id="sha256:2")]
+    assert "together need 6.0 GiB" in precheck({"g1": inspected(*two)}, ["g1"])["faults"][0]
+    assert precheck({"g1": inspected(*two)}, ["g1"], force=True)["faults"] == []
+    assert precheck({"g1": inspected(*two[:1])}, ["g1"])["faults"] == []
