@@ -399,6 +399,30 @@ def test_a_job_that_cannot_start_says_what_python_said(fleet: Fleet, monkeypatch
     assert not (host.control.folder.path / "spec.json").exists()
 
 
+def test_with_systemd_the_job_is_a_transient_unit_of_a_name_that_says_what_it_is(
+    hub: HubSimulator, fleet: Fleet, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (host,) = fleet(1)
+    seen = tmp_path / "argv"
+    program = tmp_path / "bin" / "systemd-run"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {seen}\nwhile [ "$1" != -- ]; do shift; done; shift\nsetsid "$@" &\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(job_control, "_has_systemd", lambda: True)
+    begin([host], token="hubsecret")
+    finish([host])
+    assert contents(host) == model(folder)
+    argv = seen.read_text()
+    assert f"--unit=socle-models-{host.control.id}.service\n" in argv and "--collect\n" in argv
+    assert "hubsecret" not in argv and TOKEN not in argv
+    with pytest.raises(StoreError, match=f"systemctl stop socle-models-{host.control.id}.service"):
+        (folder / "config.json").write_text("{}")
+        host.with_model(resolve(hub.url, REPO)).call("started")
+
+
 def test_two_runs_at_once_start_one_job(hub: HubSimulator, fleet: Fleet) -> None:
     (host,) = fleet(1)
     hub.add_rule(**SLOW)
