@@ -101,15 +101,12 @@ def test_models_are_brought_listed_verified_and_repaired(
     listed = good(models("list"))
     assert len(re.findall(rf"(?m)^gpu[12]  Org/Model  {current.name}  \S+  1\.1 MiB  current +20\d\d-", listed)) == 2
     hub.reset()
-    shown = good(models("verify"))
-    assert re.search(r"gpu1: Org/Model@master: full, 6 files, \d+ MB/s, \d+s, whole", shown)
-    assert hub.requests == []
     flip_byte(current / WEIGHTS)
     done = models("verify")
     assert done.returncode != 0
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in done.stdout
     assert "repair with -e model_store_action=verify -e model_store_repair=true" in done.stdout
-    assert "gpu2: Org/Model@master: full, 6 files" in done.stdout
+    assert re.search(r"gpu2: Org/Model@master: full, 6 files, \d+ MB/s, \d+s, whole", done.stdout)
     assert hub.requests == []
     good(models("verify", model_store_repair=True))
     assert contents(current) == contents(folder)
@@ -135,21 +132,18 @@ def test_old_revisions_are_shown_in_check_mode_and_then_freed(
     assert len(list(revisions.iterdir())) == 2
 
 
-@pytest.mark.parametrize("form", ["folder", "archive"])
 def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
     models: Run,
     ensure: Callable[..., dict[str, Any]],
     hub: HubSimulator,
     folder: Path,
     tmp_path: Path,
-    form: str,
 ) -> None:
     ensure(store=tmp_path / "gpu1", link="Org--Model")
     disk = tmp_path / "disk"
     good(models("export", "--limit", "gpu1", model_store_export_path=str(disk)))
-    if form == "archive":
-        subprocess.run(["tar", "-cf", disk / "Org--Model.tar", "-C", disk, "Org--Model"], check=True)
-        shutil.rmtree(disk / "Org--Model")
+    subprocess.run(["tar", "-cf", disk / "Org--Model.tar", "-C", disk, "Org--Model"], check=True)
+    shutil.rmtree(disk / "Org--Model")
     shutil.rmtree(tmp_path / "gpu1")
     hub.reset()
     near = {"gpu1": str(disk), "gpu2": str(tmp_path / "no disk")}
