@@ -172,9 +172,12 @@ class _Run:
 
     def _shelve(self, paths: Iterable[str], folder: Path) -> None:
         """Whoever serves these files on finds them, proven, in *folder*."""
-        for path in paths if self.shelf else ():
-            if self.shelf and path in self.shelf.files:
-                self.shelf.prove(path, folder / path)
+        for path in paths:
+            self._prove(path, folder / path)
+
+    def _prove(self, path: str, location: Path) -> None:
+        if self.shelf and path in self.shelf.files:
+            self.shelf.prove(path, location)
 
     def _is_full(self, manifest: Manifest) -> bool:
         """Whether everything is to be hashed: it was asked for, or the last time is too long ago."""
@@ -303,7 +306,9 @@ class _Run:
 
     def _planned(self, found: _Found, candidates: Candidates) -> dict[str, int]:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
-        linkable = self._reusable(found.manifest, found.inspection)
+        # Only a plan has to know now what of it is rotten; a run looks when it links.
+        plan_only = self.request.check
+        linkable = self._reusable(found.manifest, found.inspection, None if plan_only else False)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
         staged, room = self.store.staged_bytes(file for file in missing if file not in adoptable)
@@ -415,7 +420,7 @@ class _Run:
         wanted, tree, meter = found.inspection.wanted, job / "tree", done.meter
         sources = self._reusable(found.manifest, found.inspection)
         for path, source in sources.items():
-            self._shelve([path], source.location.parents[len(Path(path).parts) - 1])
+            self._prove(path, source.location)
         missing = [file for file in wanted if file.path not in sources]
         done.adopted = adopt_files(missing, candidates, tree, lambda file: part_of(job, file), self.progress)
         self._shelve([*done.adopted.linked, *done.adopted.copied], tree)
@@ -434,6 +439,9 @@ class _Run:
         # A download takes long: what changed meanwhile in the other revisions is fetched as well.
         late = [file for file in wanted if file.path in sources and file.path not in done.linked]
         if late:
+            for file in late:
+                if self.shelf and file.path in self.shelf.files:
+                    self.shelf.restart(file.path)
             meter.total += sum(file.size for file in late)
             self._check_space(found, late)
             self._fetch(found.manifest, late, job, meter)
@@ -444,8 +452,9 @@ class _Run:
         checked += [by_hash or self.ledger.full_check(sources[path].snapshot) for path in done.linked]
         return checked
 
-    def _reusable(self, manifest: Manifest, inspection: Inspection) -> dict[str, Source]:
-        started, full = time.monotonic(), self._is_full(manifest)
+    def _reusable(self, manifest: Manifest, inspection: Inspection, full: bool | None = None) -> dict[str, Source]:
+        started = time.monotonic()
+        full = self._is_full(manifest) if full is None else full
         found = self.store.reusable(inspection.wanted, self.ledger, manifest.id, full, self.progress)
         if full:
             self.verify_s += time.monotonic() - started

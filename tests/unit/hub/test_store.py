@@ -156,6 +156,36 @@ def test_what_another_revision_holds_is_served_before_the_download_ends(
         running.join(60)
 
 
+def test_a_file_that_was_renamed_is_served_from_where_it_is(
+    ensure: Ensure, hub: HubSimulator, folder: Path, lock: Lock
+) -> None:
+    old = Path(ensure()["path"])
+    (folder / "extra" / "note.txt").rename(folder / "note.txt")
+    shelf = shelf_of(lock())
+    seen = []
+    prove = shelf.prove
+
+    def spy(path: str, location: Path) -> None:
+        seen.append((path, location, location.read_bytes()))
+        prove(path, location)
+
+    shelf.prove = spy  # type: ignore[method-assign]
+    new = Path(ensure(shelf=shelf)["path"])
+    assert next((place, content) for path, place, content in seen if path == "note.txt") == (
+        old / "extra" / "note.txt",
+        b"x",
+    )
+    assert shelf.files["note.txt"].location == new / "note.txt"
+
+
+def test_a_full_run_hashes_what_it_links_once(ensure: Ensure, folder: Path) -> None:
+    total = ensure()["bytes"]["total"]
+    (folder / "more.txt").write_text("more")
+    result = ensure(full=True)
+    assert result["bytes"]["reused_link"] == total
+    assert result["verify"]["hashed_files"] == 6
+
+
 # When everything was last hashed
 
 
