@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -99,17 +100,6 @@ class _Asked:
         raise (HubUnreachable if result.get("hub_unreachable") else HubError)(message)
 
 
-class _Given:
-    """A manifest in the place of a hub that would be asked for it."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-
-    def resolve(self, repo: str, revision: str) -> Manifest:
-        """See origin.Hub."""
-        return self._manifest
-
-
 def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
     source = args["source"]
     revision = args["revision"] or DEFAULT_REVISION[source]
@@ -131,7 +121,7 @@ def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any
         given = loads(json.dumps(args["manifest"]))
         if given.repo != args["repo"]:
             raise HubError(f"the manifest describes {given.repo}, but {args['repo']} is to be locked")
-        return ensure_lock(request, lambda: _Given(given), memo)
+        memo.tell(dataclasses.replace(given, requested=revision))
     return ensure_lock(request, lambda: _Asked(action, args, task_vars), memo)
 
 

@@ -43,6 +43,7 @@ PLAY = """
         token: "{{ lookup('ansible.builtin.env', 'MODEL_TOKEN') }}"
         moved: "{{ moved | default('refuse') }}"
         ask_from: "{{ ask_from | default('auto') }}"
+        manifest: "{{ manifest | default(omit) }}"
       environment: "{{ there | default({}) }}"
       register: lock
     - name: Show it
@@ -408,6 +409,23 @@ def test_a_host_is_asked_where_the_controller_has_no_way_to_the_hub(
     nowhere = play("--limit", "gpu0", hub="http://hub.invalid")
     assert nowhere.returncode == 2
     assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in nowhere.stdout
+
+
+def test_a_manifest_from_elsewhere_is_taken_for_the_hub_s_answer(
+    play: Callable[..., subprocess.CompletedProcess[str]], hub: HubSimulator, inventory: Path
+) -> None:
+    manifest = make_hub(endpoint=hub.url, proxy="").resolve("Org/Model", "v1")
+    hub.reset()
+    done = play(manifest=json.loads(manifest.dumps()), hub="http://hub.invalid")
+    assert done.returncode == 0, done.stdout + done.stderr
+    place = inventory / ".socle/locks/modelscope/Org--Model@master.json"
+    assert json.loads(place.read_text())["content_id"] == manifest.content_id
+    assert json.loads(place.read_text())["source"]["requested"] == "master"
+    other = json.loads(manifest.dumps().replace("Org/Model", "Org/Other"))
+    refused = play(manifest=other)
+    assert refused.returncode == 2
+    assert "describes Org/Other, but Org/Model is to be locked" in refused.stdout
+    assert hub.requests == []
 
 
 def test_the_way_out_of_a_moved_branch_works(lock: Lock, folder: Path) -> None:
