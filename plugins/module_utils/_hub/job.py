@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,17 @@ def take_json(place: Path) -> Any:
     return document
 
 
+def policy_of(spec: dict[str, Any]) -> Policy:
+    """How the hub and the neighbours are asked."""
+    policy = Policy()
+    if spec.get("relay"):
+        # Neighbours get a file's start only: one that arrives in pieces, out of order, would keep them waiting.
+        policy = replace(policy, lines=1)
+    return replace(policy, connections=spec["connections"]) if spec.get("connections") else policy
+
+
 def hub_of(spec: dict[str, Any]) -> Hub:
     """The hub that a spec names."""
-    policy = Policy(connections=spec["connections"]) if spec.get("connections") else Policy()
     return make_hub(
         source=spec["source"],
         endpoint=spec.get("endpoint"),
@@ -133,7 +141,7 @@ def hub_of(spec: dict[str, Any]) -> Hub:
         proxy=spec.get("proxy"),
         ca_file=spec.get("ca_file"),
         path=spec.get("path"),
-        policy=policy,
+        policy=policy_of(spec),
     )
 
 
@@ -298,7 +306,7 @@ class Job:
         )
 
     def _origins(self, hub: Hub, order: dict[str, Any]) -> Sequence[Origin]:
-        policy = Policy(connections=self.spec["connections"]) if self.spec.get("connections") else Policy()
+        policy = policy_of(self.spec)
         found: list[Origin] = [
             Peer(check_upstream(upstream), order["token"], policy) for upstream in order["upstreams"]
         ]
