@@ -231,7 +231,8 @@ class _Run:
             raise HubUnreachable(
                 f"{error}, and {request.repo} at {request.revision} is not complete in {request.store}: check "
                 "address, network and "
-                "proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), or set another endpoint",
+                "proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), set another endpoint, or "
+                "bring the model on a disk (source directory)",
                 **error.fields,
             ) from error
         self._check_known(manifest)

@@ -26,7 +26,8 @@ Silent failures
 Revisions
     a branch that moves during the download: here
 Others
-    clock jumps, shards that only the index knows, dead proxies, TLS, tokens on redirects of the real module: here
+    clock jumps, shards that only the index knows, pointers, dead proxies, TLS: here
+    tokens on redirects, of the real module: here
     a listing of exactly 3000 entries, hostile names: test_hubs, test_listing
 """
 
@@ -284,6 +285,16 @@ def test_a_shard_that_only_the_index_knows_is_noticed_before_anything_is_visible
     assert not (store / "Model").is_symlink()
 
 
+def test_a_pointer_in_place_of_weights_is_named_before_anything_is_visible(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 900000\n"
+    (folder / WEIGHTS).write_text(pointer)
+    with pytest.raises(HubError, match=rf"{WEIGHTS} .*Git LFS pointer"):
+        ensure()
+    assert published(store) == []
+
+
 @pytest.mark.parametrize("shift_s", [-20 * 365 * 86400, 20 * 365 * 86400])
 def test_a_clock_that_jumps_costs_no_download(ensure: Ensure, store: Path, shift_s: int) -> None:
     path = Path(ensure()["path"])
@@ -380,7 +391,9 @@ def test_a_hub_behind_a_private_authority_works_with_ca_file(folder: Path, store
 
 def test_a_dead_proxy_is_named_with_what_to_do(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.proxy_bypass", lambda _host: False)
-    with pytest.raises(HubUnreachable, match=r"through the proxy 127.0.0.1:1 \(.*refused\).*HTTPS_PROXY, NO_PROXY"):
+    with pytest.raises(
+        HubUnreachable, match=r"through the proxy 127.0.0.1:1 \(.*refused\).*HTTPS_PROXY, NO_PROXY.*disk"
+    ):
         sync(store, endpoint="http://hub.invalid", proxy="http://127.0.0.1:1")
     assert not store.exists()
 
