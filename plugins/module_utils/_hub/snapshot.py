@@ -230,9 +230,8 @@ class _Run:
                 return found
             raise HubUnreachable(
                 f"{error}, and {request.repo} at {request.revision} is not complete in {request.store}: check "
-                "address, network and "
-                "proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), set another endpoint, or "
-                "bring the model on a disk (source directory)",
+                "address, network and proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), "
+                "set another endpoint, or bring the model on a disk (source directory)",
                 **error.fields,
             ) from error
         self._check_known(manifest)
