@@ -6,12 +6,16 @@ All of them fetch the same model from the hub simulator over loopback to --folde
 is a whole process, with its start. Only the ratios of one run mean something: one stream of the engine, hashed, is to
 reach 0.8 of curl and to be faster than the official client, and both are to leave the same bytes. The official client
 (modelscope-hub) is installed with pip into an environment of its own below ~/.cache/socle/bench.
+
+With --line-mb the server limits each connection, as storage on the other side of the world does: then it shows what
+several connections into one file bring, for example with `--gib 0.5 --shards 1 --line-mb 20 --repeats 1`.
 """
 
 from __future__ import annotations
 
 import argparse
 import filecmp
+import json
 import os
 import random
 import resource
@@ -22,6 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +105,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=2.0, help="size of the model (default: %(default)s)")
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--line-mb", type=float, default=0, help="MB/s that the server gives each connection")
     asked = parser.parse_args()
     client = official_client()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
@@ -110,7 +116,10 @@ def main() -> None:
             [*simulator, "--root", folder / "hub", "--port-file", folder / "port"], stdout=subprocess.DEVNULL
         )
         try:
-            compare(folder, paths, wait_for_port(folder / "port", server), client, asked.repeats)
+            url = wait_for_port(folder / "port", server)
+            if asked.line_mb:
+                limit(url, asked.line_mb)
+            compare(folder, paths, url, client, asked.repeats)
         finally:
             server.terminate()
             server.wait()
@@ -125,6 +134,13 @@ def wait_for_port(place: Path, server: subprocess.Popen[bytes]) -> str:
             break
         time.sleep(0.1)
     sys.exit("the hub simulator does not start")
+
+
+def limit(url: str, line_mb: float) -> None:
+    """Let the simulator give each connection to its storage so much."""
+    rule = {"path": "^/cdn/", "bytes_per_s": line_mb * 1e6, "count": -1}
+    request = urllib.request.Request(f"{url}/_ctl", json.dumps({"rules": [rule]}).encode())
+    urllib.request.urlopen(request, timeout=10).close()
 
 
 def compare(folder: Path, paths: list[str], url: str, client: Path | None, repeats: int) -> None:

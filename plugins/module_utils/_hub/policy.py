@@ -37,9 +37,9 @@ class Policy:
     """A connection that brings this much is not what limits the download."""
     rise: float = 1.1
     """More connections must bring this much more in total."""
-    measure_s: float = 2.0
+    measure_s: float = 1.0
     """One measurement of the total."""
-    hold_s: float = 60.0
+    hold_s: float = 30.0
     """Pause after a trial of more connections that did not pay."""
     split_bytes: int = 8 << 20
     """A connection gets at least this much of a file."""
