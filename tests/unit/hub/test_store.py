@@ -7,11 +7,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +44,14 @@ from tests.support.model_store import (
     published,
     rot,
 )
+from tests.unit.hub.conftest import DRIVER
 
 Ensure = Callable[..., dict[str, Any]]
 Lock = Callable[[], Manifest]
 GIB = 1 << 30
+PROJECT = Path(__file__).resolve().parents[3]
+SHM = Path("/dev/shm")
+NONE = prechecks.Mount("", "", False)
 DEAD = "http://127.0.0.1:1"
 
 
@@ -411,6 +417,61 @@ def test_a_store_that_is_mounted_read_only_is_named(
     with pytest.raises(StoreError, match="cannot be written: it is mounted read-only"):
         ensure()
     assert not store.exists()
+
+
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+
+
+def can_mount() -> bool:
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return os.geteuid() == 0 and tried.returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root, and a mount namespace of its own")
+def test_a_store_that_really_is_read_only_is_named_and_its_models_stay_usable(
+    ensure: Ensure, hub: HubSimulator, folder: Path, store: Path
+) -> None:
+    commit = ensure()["commit"]
+
+    def run(revision: str) -> dict[str, Any]:
+        args = {"repo": "Org/Model", "endpoint": hub.url, "store": str(store), "proxy": "", "revision": revision}
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", READ_ONLY, store, sys.executable, "-c", DRIVER, json.dumps(args)],
+            env={**os.environ, "PYTHONPATH": str(PROJECT / "collections")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    assert run(commit)["changed"] is False
+    overwrite(folder / "config.json", b"{}")
+    failed = run("master")
+    assert failed["failed"]
+    assert f"{store} cannot be written: it is mounted read-only" in failed["msg"]
+    assert len(published(store)) == 1
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder on a real tmpfs."""
+    if not SHM.is_dir() or (prechecks.find_mount(prechecks._read_mounts(), SHM) or NONE).type != "tmpfs":
+        pytest.skip("/dev/shm is no tmpfs here")
+    place = Path(tempfile.mkdtemp(dir=SHM))
+    yield place
+    shutil.rmtree(place)
+
+
+def test_a_real_tmpfs_is_refused_and_adopted_from_by_copying(ensure: Ensure, folder: Path, shm: Path) -> None:
+    with pytest.raises(StoreError, match=r"tmpfs at .* does not outlive the next start"):
+        ensure(store=shm / "store")
+    assert list(shm.iterdir()) == []
+    shutil.copytree(folder, shm / "cache")
+    result = ensure(adopt_from=(shm / "cache",))
+    assert result["bytes"]["adopted"] == result["bytes"]["total"]
+    assert contents(Path(result["path"])) == contents(folder)
+    assert (Path(result["path"]) / WEIGHTS).stat().st_nlink == 1
 
 
 def test_only_what_is_missing_needs_space(ensure: Ensure, folder: Path) -> None:
