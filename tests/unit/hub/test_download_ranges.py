@@ -355,3 +355,21 @@ def test_nothing_is_shared_below_two_steps(tmp_path: Path) -> None:
     part.share()
     assert part.claim(5, 10) is None
     part.close()
+
+
+def test_what_another_connection_took_over_is_left_to_it(tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    def report(count: int, kind: str | None = None) -> None:
+        counts.append(count)
+
+    part = Part(tmp_path / "part", ModelFile(NAME, 1000, "0" * 64), report)
+    first = part.claim(1 << 62, 10)
+    part.share()
+    second = part.claim(100, 10)
+    assert first and second
+    part.write(second, memoryview(b"2" * 100), "wan")
+    part.write(first, memoryview(b"1" * 150), "wan")
+    part.close()
+    assert (tmp_path / "part").read_bytes()[:200] == b"1" * 100 + b"2" * 100
+    assert counts == [100, 100]
