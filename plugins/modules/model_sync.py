@@ -28,7 +28,8 @@ attributes:
     support: full
     details: V(inspected) answers as ever and reports a change where one would be made; the other states do nothing.
   diff_mode:
-    support: none
+    support: partial
+    details: V(finished) shows commit and content id before and after.
 options:
   state:
     description:
@@ -354,6 +355,9 @@ def main() -> None:
         module.fail_json(msg=str(error), **error.fields)
     for warning in result.pop("warnings", []):
         module.warn(warning)
+    diff = result.pop("diff", None)
+    if diff and module._diff:
+        result["diff"] = diff
     module.exit_json(**result)
 
 

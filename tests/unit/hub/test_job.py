@@ -407,12 +407,16 @@ def test_with_systemd_the_job_is_a_transient_unit_of_a_name_that_says_what_it_is
     program = tmp_path / "bin" / "systemd-run"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > {seen}\nwhile [ "$1" != -- ]; do shift; done; shift\nsetsid "$@" &\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {seen}\nwhile [ "$1" != -- ]; do shift; done; shift\nsetsid env -i "$@" &\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(job_control, "_has_systemd", lambda: True)
-    begin([host], token="hubsecret")
+    # A unit has none of the environment of the task, whose proxies are to be used all the same.
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", hub.url)
+    begin([host], token="hubsecret", endpoint="http://models.example", proxy=None)
     finish([host])
     assert contents(host) == model(folder)
     argv = seen.read_text()
