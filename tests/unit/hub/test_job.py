@@ -106,6 +106,17 @@ def test_the_neighbour_receives_while_the_first_host_still_downloads(hub: HubSim
     finish(hosts)
 
 
+def test_a_hub_that_pauses_makes_nobody_else_ask_it(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(2)
+    # Longer than the patience with a neighbour that fails, and than a relay keeps a request.
+    hub.add_rule(path=f"cdn/.*{WEIGHTS}", delay_s=7)
+    begin(hosts)
+    results = finish(hosts)
+    assert contents(hosts[1]) == model(folder)
+    assert (results[1]["bytes"]["wan"], results[1]["warnings"]) == (0, [])
+    assert wan_bytes(hub) == one_copy(folder)
+
+
 def test_a_killed_host_in_the_middle_does_not_stop_the_others(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
     hosts = fleet(4)
     hub.add_rule(**SLOW)

@@ -1,0 +1,116 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's half of model_sync: what it prints, how it waits, and the secret that hosts share."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.socle.inference.plugins.action import model_sync
+from ansible_collections.socle.inference.plugins.action.model_sync import (
+    ActionModule,
+    describe_job,
+    describe_result,
+    relay_token,
+    run_secret,
+)
+
+JOB = {
+    "phase": "downloading",
+    "done": 1 << 30,
+    "total": 4 << 30,
+    "unit": "B",
+    "rate_per_s": 100 << 20,
+    "left_s": 31,
+    "file": "model-00001.safetensors",
+    "source": "gpu1 (10.0.0.1:4123)",
+}
+GONE = AnsibleConnectionFailure("Failed to connect to the host via ssh.")
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Lets the action wait on *answers*; returns its result and the lines that it printed."""
+    lines: list[str] = []
+    monkeypatch.setattr(model_sync.display, "display", lines.append)
+    monkeypatch.setattr(model_sync, "RETRY_S", 0)
+
+    def run(*answers: Any) -> tuple[dict[str, Any], list[str]]:
+        pending = list(answers)
+
+        def ask(args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+            answer = pending.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer)
+
+        action = ActionModule.__new__(ActionModule)
+        monkeypatch.setattr(action, "_ask", ask, raising=False)
+        return action._wait({"repo": "a/A"}, {"inventory_hostname": "gpu2"}), lines
+
+    return run
+
+
+def test_a_line_says_phase_bytes_rate_time_file_and_source() -> None:
+    assert describe_job(JOB) == (
+        "downloading, 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31s left, model-00001.safetensors from gpu1 (10.0.0.1:4123)"
+    )
+
+
+def test_the_end_says_what_came_from_where() -> None:
+    counted = {"wan": 1 << 20, "lan": 3 << 20, "disk": 0}
+    assert describe_result({"bytes": counted}) == "complete, 1.0 MiB from the hub and 3.0 MiB from neighbours"
+    assert describe_result({"bytes": {}}) == "complete, nothing received"
+
+
+def test_each_poll_is_one_line_and_the_result_is_returned(wait: Any) -> None:
+    running = {"finished": False, "job": JOB}
+    result, lines = wait(running, running, {"finished": True, "changed": True, "bytes": {"lan": 4 << 30}})
+    assert result["changed"]
+    assert len(lines) == 3 and all(line.startswith("  [gpu2] a/A: ") for line in lines)
+    assert "1.0 GiB of 4.0 GiB" in lines[0] and "4.0 GiB from neighbours" in lines[2]
+
+
+def test_a_job_that_is_over_at_once_prints_nothing(wait: Any) -> None:
+    assert wait({"finished": True, "changed": False}) == ({"finished": True, "changed": False}, [])
+
+
+def test_a_failure_prints_its_last_line(wait: Any) -> None:
+    result, lines = wait({"failed": True, "msg": "first\nthe reason"})
+    assert result["failed"] and lines == ["  [gpu2] a/A: the reason"]
+
+
+def test_a_connection_that_breaks_is_made_again(wait: Any) -> None:
+    result, lines = wait(GONE, {"finished": True, "changed": True})
+    assert result["finished"]
+    assert lines == ["  [gpu2] a/A: connection lost, the download goes on without it"]
+
+
+def test_a_host_that_stays_away_is_given_up_and_its_download_is_not(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_sync, "LOST_S", -1)
+    with pytest.raises(AnsibleConnectionFailure, match="goes on without the connection: run again to wait for it"):
+        wait(GONE)
+
+
+def test_all_processes_of_a_run_share_one_secret_that_nobody_else_reads(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    threads = [threading.Thread(target=lambda: found.append(run_secret(tmp_path))) for _number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and len(found[0]) == 32
+    (place,) = tmp_path.iterdir()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+def test_each_model_and_each_run_has_a_token_of_its_own() -> None:
+    one, other = {"content_id": "sha256:1"}, {"content_id": "sha256:2"}
+    assert relay_token(b"a", one) == relay_token(b"a", one)
+    assert len({relay_token(b"a", one), relay_token(b"a", other), relay_token(b"b", one)}) == 3
