@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -280,8 +281,9 @@ def test_a_job_for_another_content_is_named(hub: HubSimulator, fleet: Fleet, fol
     (host,) = fleet(1)
     hub.add_rule(**SLOW)
     begin([host])
-    (folder / "config.json").write_text("{}")
-    other = host.with_model(resolve(hub.url, REPO))
+    shutil.copytree(folder, folder.with_name("Model@next"))
+    (folder.with_name("Model@next") / "config.json").write_text("{}")
+    other = host.with_model(resolve(hub.url, REPO, "next"))
     with pytest.raises(StoreError, match=r"brings Org/Model at master with other content .* end it with: kill \d+"):
         other.call("started")
     with pytest.raises(StoreError, match="other content"):
