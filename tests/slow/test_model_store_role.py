@@ -34,8 +34,10 @@ def hub(folder: Path) -> Iterator[HubSimulator]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, hub: HubSimulator) -> Site:
-    return Site(tmp_path, hub)
+def site(tmp_path: Path, hub: HubSimulator) -> Iterator[Site]:
+    site = Site(tmp_path, hub)
+    yield site
+    site.clean()
 
 
 def test_hosts_with_different_models_share_what_they_have_in_common(

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -96,6 +98,15 @@ class Site:
     def job(self, name: str, repo: str = "Org/Model") -> View | None:
         """The job on host *name*."""
         return JobControl(default_base(), str(self.folder / name), "modelscope", repo).look()
+
+    def clean(self) -> None:
+        """End what failed runs left serving."""
+        repos = [place.relative_to(self.hub.root).as_posix() for place in Path(self.hub.root).glob("*/*")]
+        for store, repo in itertools.product(self.folder.glob("gpu*"), repos):
+            control = JobControl(default_base(), str(store), "modelscope", repo)
+            view = control.look()
+            if view and not control.stop():
+                os.kill(view.status["pid"], signal.SIGKILL)
 
     def wan_bytes(self) -> int:
         """Bytes of files that left the hub."""

@@ -258,10 +258,10 @@ class JobControl:
 
     @contextlib.contextmanager
     def _controlled(self) -> Iterator[None]:
-        """One at a time."""
+        """One at a time, of all models: it takes a moment, and one file is enough."""
         make_private(self._base)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._base / f"{self.id}.control", flags, 0o600)
+        descriptor = os.open(self._base / "control", flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

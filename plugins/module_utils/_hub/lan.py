@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import socket
+import struct
 from collections.abc import Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
@@ -14,6 +16,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.relay import 
 
 ELSEWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses for documentation (RFC 5737, RFC 3849): nothing is sent, the kernel only looks up the route."""
+
+SIOCGIFADDR = 0x8915
 
 
 def is_own(address: str) -> bool:
@@ -26,12 +30,25 @@ def is_own(address: str) -> bool:
 
 
 def default_address() -> str | None:
-    """The source address of the default route; None without one."""
+    """The source address of the default route; without one, the only address of the host, if there is just one."""
     for elsewhere, family in ELSEWHERE:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((elsewhere, 9))
             return str(probe.getsockname()[0])
-    return None
+    found = interface_addresses()
+    return found[0] if len(found) == 1 else None
+
+
+def interface_addresses() -> list[str]:
+    """The first IPv4 address of each interface but the loopback."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _index, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                # struct ifreq (netdevice(7)): a name of 16 bytes, then a sockaddr_in with its address at byte 4.
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if _is_lan(address)]
 
 
 def choose_address(
@@ -50,7 +67,7 @@ def choose_address(
     found = default()
     if found is None:
         raise HubError(
-            "this host has no default route, so it is not known on which address its neighbours reach it: "
+            "this host has no default route and not just one address, so it is not known how its neighbours reach it: "
             "set lan_address for it"
         )
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ ROLE = PROJECT / "roles/model_store"
 
 
 @pytest.fixture
-def site(tmp_path: Path, hub: HubSimulator) -> Site:
-    return Site(tmp_path, hub)
+def site(tmp_path: Path, hub: HubSimulator) -> Iterator[Site]:
+    site = Site(tmp_path, hub)
+    yield site
+    site.clean()
 
 
 def test_models_of_one_name_and_two_owners_have_links_of_their_own(site: Site, folder: Path, tmp_path: Path) -> None:
