@@ -33,7 +33,7 @@ class Policy:
     """Connections into one file, where more of them bring more."""
     lines_total: int = 16
     """Connections into all files together."""
-    line_bytes_per_s: int = 100 << 20
+    line_bytes_per_s: int = 50 << 20
     """A connection that brings this much is not what limits the download."""
     rise: float = 1.1
     """More connections must bring this much more in total."""
