@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
-from urllib.parse import urlsplit
 
+from ansible_collections.socle.inference.plugins.module_utils._address import address_fault
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
@@ -32,14 +32,7 @@ HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
 
 def check_address(url: str) -> None:
     """Refuse an address that cannot be one. It is not shown: where its password ends cannot be told."""
-    problem = "has a blank or a control character" if re.search(r"[\s\x00-\x1f\x7f]", url) else ""
-    if not problem and url and not re.match(r"[A-Za-z][\w+.-]*:/", url):
-        problem = "has no scheme"
-    try:
-        if urlsplit(url).port == 0:
-            problem = problem or "has port 0"
-    except ValueError:
-        problem = problem or "has a broken host, IPv6 address or port"
+    problem = address_fault(url) if url else ""
     if problem:
         raise DriverError(
             f"gpu_driver_repository_url {problem}, expected an address such as"

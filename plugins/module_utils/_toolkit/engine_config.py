@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dockerd, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import addresses, daemon_json, dockerd, dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Ledger, Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import DOCKER_PROXIES, Which
 
@@ -88,7 +88,7 @@ class EngineConfig:
 
     def podman(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
         """Write the drop-ins. Podman has no daemon: nothing that runs is touched."""
-        dropins.check_mirrors(settings.mirrors)
+        addresses.check(settings)
         dropins.check_proxies(settings)
         texts = {
             dropins.CONTAINERS: dropins.containers_conf(settings, version),
@@ -142,7 +142,7 @@ class EngineConfig:
         *fresh* says that Docker was not on the host before this run; *restart* is one of dockerd.RESTARTS. Raises
         ToolkitError where a restart is due and must not come; then nothing was changed.
         """
-        dropins.check_mirrors(settings.mirrors)
+        addresses.check(settings)
         if settings.log_max_size:
             dropins.size_bytes(settings.log_max_size)
         path = self._root / DAEMON_JSON

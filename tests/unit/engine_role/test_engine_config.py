@@ -393,13 +393,64 @@ def test_nvidia_as_the_default_runtime_is_kept_and_named(docker: Docker) -> None
     assert docker.content["default-runtime"] == "nvidia"
 
 
+@pytest.mark.parametrize("engine", ["docker", "podman"])
 @pytest.mark.parametrize(
-    "mirror", ["mirror.example.org", "ftp://x.example.org", "https://user:pw@x.example.org", "https://"]
+    "mirror",
+    [
+        "",
+        "mirror.example.org",
+        "ftp://x.example.org",
+        "https://user:pw@x.example.org",
+        "https://",
+        "https://:5000",
+        "https://[::1",
+        "https://[::zz]",
+        "https://x.example.org:99999999",
+        "https://x.example.org:0",
+        "https://x.example.org:http",
+        "https://x.example.org\n[engine]",
+        "https://x.exa\x07mple.org",
+        "https://x.example.org/`id`",
+        "https://x example.org",
+        "https://x.example.org/a?b",
+        "https://x.example.org/#b",
+        "https://a..b",
+    ],
 )
-def test_an_address_that_is_no_mirror_is_refused(docker: Docker, mirror: str) -> None:
-    with pytest.raises(SocleError, match="Cannot use a registry mirror") as caught:
-        docker.bring(Settings(mirrors=(mirror,)))
-    assert "pw@" not in str(caught.value)
+def test_an_address_that_is_no_mirror_is_refused(docker: Docker, mirror: str, engine: str) -> None:
+    with pytest.raises(SocleError, match=r"registry mirror.*container_engine_registry_mirrors.*Nothing was") as caught:
+        docker.config.bring(engine, Settings(mirrors=("https://good.example.org", mirror)), None)
+    assert "pw@" not in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(docker.root.rglob("*.conf")) and not docker.file.exists()
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"http_proxy": "http://hunter2:hunter2@[::1"}, "proxy for http in container_engine_proxy"),
+        ({"https_proxy": "http://p.example.org:99999999"}, "proxy for https in container_engine_proxy"),
+        ({"https_proxy": "http://u:hunter2@p.example.org\nHTTP_PROXY=x"}, "proxy for https in container_engine_proxy"),
+        ({"http_proxy": "ftp://p.example.org"}, "proxy for http in container_engine_proxy"),
+        ({"http_proxy": "p.example.org:port"}, "proxy for http in container_engine_proxy"),
+        ({"no_proxy": "localhost\n.example.org"}, "no_proxy of container_engine_proxy"),
+    ],
+)
+def test_an_address_that_is_no_proxy_is_refused(
+    docker: Docker, setting: dict[str, str], named: str, engine: str
+) -> None:
+    with pytest.raises(SocleError, match=f"{named}.*Nothing was changed") as caught:
+        docker.config.bring(engine, Settings(**setting), None)
+    assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_addresses_that_the_engines_take_are_taken(docker: Docker) -> None:
+    mirrors = ("http://[2001:db8::1]:5000/hub", "https://my_mirror", "https://10.0.0.5:5000/")
+    docker.bring(
+        Settings(mirrors=mirrors, http_proxy="p.example.org:3128", https_proxy="socks5://u:p%40@10.0.0.1:1080")
+    )
+    assert docker.content["registry-mirrors"] == list(mirrors)
+    assert docker.content["proxies"]["http-proxy"] == "p.example.org:3128"
 
 
 @pytest.mark.parametrize("size", ["50 megabytes", "m", "0", "-1"])
