@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, read_noted
 
 LEDGER = "var/lib/socle/package_holds.json"
 
@@ -25,10 +25,7 @@ class Holds:
 
     def own(self) -> set[str]:
         """Packages that socle holds; none where the file is damaged, so that nothing is taken for ours."""
-        try:
-            content = json.loads(self._files.read(self._path) or "{}")
-        except ValueError:
-            return set()
+        content = read_noted(self._files, self._path)
         held = content.get("held") if isinstance(content, dict) else None
         return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
 

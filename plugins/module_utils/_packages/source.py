@@ -52,6 +52,8 @@ class PackageSource:
     """Version by package that the source must offer; "" for any."""
     variable: str = "the repository's URL"
     """What the user changes when the address is wrong."""
+    spared: str = "The package sources are as they were."
+    """How a refusal ends: other things may have changed before in the same run."""
 
 
 def fields(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +66,25 @@ def fields(params: Mapping[str, Any]) -> dict[str, Any]:
 def without_password(uri: str) -> str:
     """The address, or a text with addresses, without user and password, which may hold an @ of its own."""
     return re.sub(r"//[^/\s]*@", "//", uri)
+
+
+def hide_passwords(module: Any) -> None:
+    """Keep user and password of addresses out of all that *module*, an AnsibleModule, returns, its arguments included.
+
+    With -vvv Ansible prints these. The @ belongs to what is hidden: a short password alone is part of other words.
+    """
+
+    def walk(value: Any) -> None:
+        if isinstance(value, str):
+            module.no_log_values.update(re.findall(r"//([^/\s]*@)", value))
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                walk(item)
+
+    walk(module.params)
 
 
 def is_same(uri: str, other: str) -> bool:
@@ -111,14 +132,14 @@ def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = Fals
         reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
         raise PackageError(
             f"Cannot fetch the signing key {shown}: {reason}; check that the host reaches this address, or"
-            f" set {source.variable} to a mirror. Nothing was changed.",
+            f" set {source.variable} to a mirror. {source.spared}",
             url=shown,
         ) from error
     if not is_key(content) or (armoured and not content.isascii()):
         raise PackageError(
             f"Cannot use {shown} as the signing key of {without_password(source.uri)}: what came is no"
             f" {'armoured ' if armoured else ''}OpenPGP public key (a proxy or login page?); check the address in a"
-            f" browser, or set {source.variable} to a mirror. Nothing was changed.",
+            f" browser, or set {source.variable} to a mirror. {source.spared}",
             url=shown,
         )
     return content

@@ -325,7 +325,7 @@ def test_a_source_that_cannot_be_read_leaves_the_host_as_it_was(commands: Comman
     old.write_text("deb x /\n")
     commands.on("update", rc=100, err="E: Failed to fetch https://nvidia.github.io/InRelease  Could not resolve\n")
     with pytest.raises(
-        PackageError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*Nothing was changed"
+        PackageError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*sources are as they were"
     ):
         AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
     assert list(written(tmp_path)) == ["etc/apt/sources.list.d/nvidia-docker.list"]
