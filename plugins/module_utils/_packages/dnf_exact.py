@@ -28,6 +28,8 @@ LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 TRIED = "Operation aborted"
 """What DNF prints at the end of a transaction that it could carry out but was told not to."""
 
+RENOTE = "note anew which packages are locked"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -146,11 +148,14 @@ class Exact:
         locked = (self.locked_names() - self.foreign_locks()) & set(names)
         self._respect(f"remove {', '.join(sorted(found))}", found)
         outcome = Outcome(before=self._describe(found, names), after=dict.fromkeys(names, "absent"))
-        if not found and not locked:
+        # A run that ended in between has left its note of locks that are gone.
+        if not found and not locked and not self._is_outdated(names):
             outcome.after = outcome.before
             return outcome
         outcome.changed = True
-        if found:
+        if not found:
+            outcome.actions.append(f"unlock {', '.join(sorted(locked))}" if locked else RENOTE)
+        else:
             outcome.actions.append(f"remove {', '.join(sorted(found))}")
             # What else they needed may serve others too, such as dkms.
             command = ["dnf", "--setopt=clean_requirements_on_remove=0", "remove", *sorted(found)]
@@ -267,8 +272,16 @@ class Exact:
                 if self.holds and request.hold:
                     self.holds.add(ours)
                 self._write_locks(after)
-                if self.holds and not request.hold:
-                    self.holds.drop(ours)
+        given_up = gone if request.hold else {*gone, *ours}
+        if self.holds and self._is_outdated(given_up):
+            if not outcome.actions:
+                outcome.actions.append(RENOTE)
+            if not check:
+                self.holds.drop(given_up)
+
+    def _is_outdated(self, given_up: Iterable[str]) -> bool:
+        """Whether the note of our locks is damaged, or still has packages whose locks were given up."""
+        return self.holds is not None and (self.holds.is_damaged() or bool(self.holds.own() & set(given_up)))
 
     def _write_locks(self, text: str) -> None:
         if text != (self.files.read(self.lock_list) or ""):

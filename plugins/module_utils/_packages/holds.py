@@ -23,11 +23,21 @@ class Holds:
         self._files = files
         self._path = root / LEDGER
 
-    def own(self) -> set[str]:
-        """Packages that socle holds; none where the file is damaged, so that nothing is taken for ours."""
+    def _read(self) -> set[str] | None:
+        """What the file says, which is nothing where there is none; None where it is damaged."""
         content = read_noted(self._files, self._path)
         held = content.get("held") if isinstance(content, dict) else None
-        return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
+        if isinstance(held, list) and all(isinstance(name, str) for name in held):
+            return set(held)
+        return None if self._path.exists() else set()
+
+    def own(self) -> set[str]:
+        """Packages that socle holds; none where the file is damaged, so that nothing is taken for ours."""
+        return self._read() or set()
+
+    def is_damaged(self) -> bool:
+        """Whether the file says nothing that can be used; the next change of it writes it anew."""
+        return self._read() is None
 
     def add(self, names: Iterable[str]) -> None:
         """Note packages, before they are held: an interrupted run must not take its own holds for somebody else's."""
@@ -38,7 +48,7 @@ class Holds:
         self._write(self.own() - set(names))
 
     def _write(self, names: set[str]) -> None:
-        if names == self.own():
+        if names == self._read():
             return
         with explaining("note which packages are held"):
             if names:

@@ -147,6 +147,8 @@ class RpmHost:
             if self.fails_late:
                 return 1, "", "Error: Transaction failed\n"
             self._install(words[words.index("install") + 1 :])
+            for name in self.removes if "--allowerasing" in words else ():
+                self.installed.pop(name, None)
         if "remove" in words:
             for name in words[words.index("remove") + 1 :]:
                 self.installed.pop(name, None)

@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
     has_version,
     removals,
 )
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER, Holds
 
 from tests.unit.driver.rpm_host import RpmHost
 
@@ -151,3 +151,79 @@ def test_a_removal_that_takes_others_along_is_refused(host: RpmHost) -> None:
 def test_no_trace_of_the_trial_is_left(host: RpmHost) -> None:
     exact(host).install(wanted("1.20.0"))
     assert list((host.root / "run").iterdir()) == []
+
+
+class Interrupted(Files):
+    """Ends the run instead of writing or removing files of one name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, path: Path, text: str, mode: int = 0o644, *, follow: bool = False) -> None:
+        if path.name == self.name:
+            raise KeyboardInterrupt
+        super().write(path, text, mode, follow=follow)
+
+    def remove(self, path: Path) -> None:
+        if path.name == self.name:
+            raise KeyboardInterrupt
+        super().remove(path)
+
+
+def interrupted(host: RpmHost, name: str) -> Exact:
+    files = Interrupted(name)
+    return Exact(host.run, files, host.root, Holds(files, host.root))
+
+
+def ledger(host: RpmHost) -> Path:
+    return host.root / LEDGER
+
+
+@pytest.mark.parametrize("name", ["versionlock.list", "package_holds.json"])
+def test_a_removal_that_was_interrupted_leaves_no_note_after_the_next_run(host: RpmHost, name: str) -> None:
+    exact(host).install(wanted("1.20.0"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(host, name).remove(NAMES)
+    assert host.installed == {} and ledger(host).exists()
+    assert exact(host).remove(NAMES, check=True).changed and ledger(host).exists()
+    assert exact(host).remove(NAMES).changed
+    assert host.locks == "" and not ledger(host).exists()
+    assert not exact(host).remove(NAMES).changed
+
+
+def test_an_interruption_while_locks_are_lifted_leaves_no_note_after_the_next_run(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(host, "package_holds.json").install(wanted("1.20.0", hold=False))
+    assert host.locks == "" and ledger(host).exists()
+    assert exact(host).install(wanted("1.20.0", hold=False)).actions == ["note anew which packages are locked"]
+    assert not ledger(host).exists()
+    assert not exact(host).install(wanted("1.20.0", hold=False)).changed
+
+
+@pytest.mark.parametrize("text", ["[[", "[" * 200_000, "{}", '{"held": [1]}', '{"held": "bash"}'])
+def test_a_damaged_note_of_locks_takes_nothing_for_ours_and_is_written_anew(host: RpmHost, text: str) -> None:
+    exact(host).install(wanted("1.20.0"))
+    locks = host.locks
+    ledger(host).write_text(text)
+    assert exact(host).install(wanted("1.20.0"), check=True).changed and ledger(host).read_text() == text
+    assert exact(host).install(wanted("1.20.0")).changed
+    assert host.locks == locks and Holds(Files(), host.root).own() == set() and not ledger(host).exists()
+    assert not exact(host).install(wanted("1.20.0")).changed
+
+
+def test_a_damaged_note_of_locks_goes_with_packages_that_are_gone(host: RpmHost) -> None:
+    ledger(host).parent.mkdir(parents=True)
+    ledger(host).write_text("[[")
+    assert exact(host).remove(NAMES).changed
+    assert not ledger(host).exists()
+    assert not exact(host).remove(NAMES).changed
+
+
+def test_a_package_that_was_replaced_is_no_longer_noted(host: RpmHost) -> None:
+    host.install(Rpm("nvidia-docker2", "0", "2.14.0", "1", "noarch"))
+    exact(host).install(Request({"nvidia-docker2": ""}, hold=True))
+    host.removes = ["nvidia-docker2"]
+    exact(host).install(wanted("1.20.0", replaces=("nvidia-docker2",)))
+    assert "nvidia-docker2" not in host.locks and Holds(Files(), host.root).own() == set(NAMES)
+    assert not exact(host).install(wanted("1.20.0", replaces=("nvidia-docker2",))).changed
