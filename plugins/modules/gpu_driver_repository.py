@@ -96,10 +96,13 @@ def main() -> None:
             files = sources.remove(module.check_mode)
             module.exit_json(changed=bool(files), files=files, diff=diff(sources.former, {}))
         if module.check_mode:
-            files = sources.missing()
-            shown = diff({}, sources.texts(b""))
+            changes = sources.outlook()
             module.exit_json(
-                changed=bool(files), files=files, diff=shown, plan=outlook.as_dict(), summary=summary(outlook)
+                changed=bool(changes),
+                files=list(changes),
+                diff=diff(sources.former, changes),
+                plan=outlook.as_dict(),
+                summary=summary(outlook),
             )
         final, written, warnings = sources.settle(module.params["key"], lambda: plan(host, settings, facts))
     except SocleError as error:

@@ -248,6 +248,8 @@ class Planner:
         result.hold_also = list(self.wanted.hold_also)
         if self._kept() is not None:
             self._settle_for_installed()
+            # Later changes would come from the former address, and with its password.
+            result.refresh = result.repository["moved"]
             return result
         decide.check_secure_boot(self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os)
         self._check_held()

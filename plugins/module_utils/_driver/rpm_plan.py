@@ -34,7 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     running_units,
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
-from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, render
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import HEADER, DnfRepository, render
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import is_same, without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
@@ -137,6 +137,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         "key": none.key_path,
         "components": "",
         "missing": False,
+        "moved": False,
         "files": [path for path in paths if (host.root / path.lstrip("/")).is_file()],
         "foreign": False,
         "foreign_files": [],
@@ -146,7 +147,8 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         return result
     same = [entry["file"] for entry in sources if is_same(entry["uri"], repository.url)]
     foreign = [file for file in dict.fromkeys(same) if file != none.path]
-    written = host.read(host.root / none.path.lstrip("/")) == render(rpm_source(repository))
+    text = host.read(host.root / none.path.lstrip("/"))
+    written = text == render(rpm_source(repository))
     result.update(
         url=repository.url,
         key_urls=list(repository.key_urls),
@@ -154,6 +156,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         key_file=repository.key_urls[0].rpartition("/")[2],
         foreign=bool(foreign),
         foreign_files=foreign,
+        moved=not foreign and text.startswith(HEADER) and f"\nbaseurl={repository.url}\n" not in text,
         missing=not foreign and not (written and none.key_path in result["files"]),
         display=without_password(repository.url),
     )

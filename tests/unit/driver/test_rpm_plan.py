@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver import rpm_names
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, summary
-from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, newest, rpm_plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import (
+    RpmPlan,
+    newest,
+    rpm_plan,
+    rpm_source,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import render
 
-from tests.unit.driver.rpm_host import KERNEL, PARTS, RpmHost, facts, rpm
+from tests.unit.driver.rpm_host import KERNEL, PARTS, URL, RpmHost, facts, rpm
 
 BASE = "https://mirror.example/repos"
 
@@ -516,3 +523,19 @@ def test_a_mirror_that_does_not_answer_is_named_without_its_password(host: RpmHo
     assert "cret" not in str(raised.value)
     words = [word for call in host.calls for word in call]
     assert "repoquery" in words and not [word for word in words if "cret" in word], "everybody sees a command"
+
+
+def test_a_new_address_is_noticed_although_no_package_changes(host: RpmHost) -> None:
+    settled(host)
+    file = host.root / "etc/yum.repos.d/socle-nvidia-cuda.repo"
+    written = render(rpm_source(rpm_names.rpm_repository(facts()["os"], facts()["arch"], BASE)))
+    file.write_text(written)
+    for text, moved in ((written, False), (written.replace(URL, "https://former.example/"), True), ("", False)):
+        file.write_text(text)
+        found = plan(host)
+        assert found.repository is not None and found.repository["moved"] is moved
+        assert not found.changed_needed and found.action == "none"
+    # One that somebody else wrote by the same name.
+    file.write_text("[socle-nvidia-cuda]\nbaseurl=https://former.example/\n")
+    found = plan(host)
+    assert found.repository is not None and found.repository["moved"] is False
