@@ -12,6 +12,7 @@ import configparser
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    DAMAGED_LEDGER,
     Host,
     Plan,
     Planner,
     check_wishes,
     fill_removal,
     own_holds,
+    read_ledger,
     running_units,
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
@@ -255,20 +258,26 @@ class RpmPlanner(Planner):
     def _stream_is_right(self) -> bool:
         return self.wanted.stream in (None, dnf.read_stream(self.host.root, rpm_names.MODULE))
 
-    def _holdable(self) -> list[str]:
+    def _parts(self) -> list[str]:
         mine = (name for name in self.packages if rpm_names.is_driver_rpm(name))
         return sorted(name for name in mine if not rpm_names.is_precompiled(name))
 
     def _hold_only(self) -> None:
-        own = own_holds(self.host)
+        """Locks that went missing are set again, and what is noted of others is forgotten; or all are given up."""
+        result, packages = self.result, self.packages
+        noted = read_ledger(self.host)
+        if noted is None:
+            result.reasons.append(DAMAGED_LEDGER)
+        belonging = {name for name in packages if any(fnmatchcase(name, pattern) for pattern in self.wanted.lock)}
         if not self.settings.hold:
-            self.result.unhold = sorted(name for name in own if self.packages.get(name, {}).get("held"))
-        else:
-            self.result.hold = [name for name in self._holdable() if not self.packages[name]["held"]]
-        self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+            belonging = set()
+        own = noted or set()
+        result.hold = sorted(name for name in belonging if not packages[name]["held"])
+        result.unhold = sorted(own - belonging)
+        result.changed_needed = bool(result.hold or result.unhold or noted is None)
 
     def _held_by_others(self) -> list[str]:
-        needed = {*self.wanted.exact, *self.wanted.independent, *self._holdable()}
+        needed = {*self.wanted.exact, *self.wanted.independent, *self._parts()}
         held = {name for name in needed if self.packages.get(name, {}).get("held")}
         return sorted(held - own_holds(self.host))
 
@@ -390,6 +399,7 @@ def _removal(
     )
     own = own_holds(host)
     if own and not there:
-        result.unhold, result.changed_needed = sorted(own), True
-        result.reasons.append(f"locks on {', '.join(sorted(own))} would be lifted")
+        # Locks stay in DNF's list when their packages go.
+        result.unhold = sorted(own)
+        result.reasons.append(f"locks on {', '.join(result.unhold)} would be lifted")
     return result

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import dkms
@@ -176,13 +176,19 @@ class RpmTransaction:
         if not self.hold:
             self._release()
             return []
-        installed = self.exact.installed(self.plan["lock"])
-        stale = own - set(installed)
-        held = sorted(installed)
-        # Noted first: what is noted and not locked is locked by the next run.
-        self._note(held)
-        self._write(dnf.locked(dnf.unlocked(self._locks(), stale), installed.values()))
-        return held
+        packages = read_packages(self.host.run, self.host.root)
+        # A lock that is there and not noted is somebody else's.
+        ours = {
+            name: package
+            for name, package in self.exact.installed(self.plan["lock"]).items()
+            if name in own or not packages.get(name, {}).get("held")
+        }
+        # Noted before it is locked, and until it no longer is: the next run puts right what is not so.
+        self._note(own | set(ours))
+        self._write(dnf.locked(dnf.unlocked(self._locks(), own - set(ours)), ours.values()))
+        if own - set(ours):
+            self._note(ours)
+        return sorted(ours)
 
     def _release(self) -> None:
         """Lift every lock of ours, also on what is no part of the driver any more."""
@@ -196,8 +202,8 @@ class RpmTransaction:
         if text != self._locks():
             self.files.write(self.exact.lock_list, text)
 
-    def _note(self, held: list[str]) -> None:
-        path = self.host.root / LEDGER
+    def _note(self, names: Iterable[str]) -> None:
+        path, held = self.host.root / LEDGER, sorted(names)
         with explaining("note which packages this role locks"):
             if held:
                 self.files.write(path, json.dumps({"held": held}, indent=1) + "\n")

@@ -25,7 +25,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import render
 
-from tests.unit.driver.rpm_host import KERNEL, PARTS, URL, RpmHost, facts, rpm
+from tests.unit.driver.rpm_host import KERNEL, PARTS, URL, Interrupted, RpmHost, facts, rpm
 
 BASE = "https://mirror.example/repos"
 
@@ -220,15 +220,9 @@ def test_installing_enables_the_stream_locks_and_notes_the_locks(host: RpmHost) 
 def test_locks_are_noted_before_they_are_written(host: RpmHost) -> None:
     """Else a run that ends in between leaves locks that a later upgrade takes for somebody else's."""
 
-    class Interrupted(Files):
-        def write(self, path: Path, text: str, mode: int = 0o644) -> None:
-            if path.name == "versionlock.list":
-                raise KeyboardInterrupt
-            super().write(path, text, mode)
-
     found = plan(host).as_dict()
     with pytest.raises(KeyboardInterrupt):
-        RpmTransaction(host.host(), found, KERNEL, True, Interrupted()).carry_out(False)
+        RpmTransaction(host.host(), found, KERNEL, True, Interrupted("versionlock.list")).carry_out(False)
     assert "kmod-nvidia-open-dkms" in json.loads((host.root / LEDGER).read_text())["held"]
 
 
@@ -539,3 +533,98 @@ def test_a_new_address_is_noticed_although_no_package_changes(host: RpmHost) -> 
     file.write_text("[socle-nvidia-cuda]\nbaseurl=https://former.example/\n")
     found = plan(host)
     assert found.repository is not None and found.repository["moved"] is False
+
+
+def ledger(host: RpmHost) -> list[str]:
+    path = host.root / LEDGER
+    return json.loads(path.read_text())["held"] if path.exists() else []
+
+
+DAMAGED = ("[[", "[" * 200_000, "[]", '{"held": [1]}')
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_damaged_ledger_takes_no_lock_for_ours_and_is_rewritten(host: RpmHost, text: str, hold: bool) -> None:
+    settled(host)
+    locks = host.locks
+    (host.root / LEDGER).write_text(text)
+    found = plan(host, hold=hold)
+    assert found.changed_needed and "is damaged and would be rewritten" in found.reasons[-1]
+    carry_out(host, found, hold)
+    assert host.locks == locks and ledger(host) == [] and not (host.root / LEDGER).exists()
+    assert not plan(host, hold=hold).changed_needed
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_ledger_goes_with_a_driver_that_is_gone(host: RpmHost, text: str) -> None:
+    (host.root / LEDGER).parent.mkdir(parents=True)
+    (host.root / LEDGER).write_text(text)
+    found = plan(host, state="absent")
+    assert found.changed_needed
+    carry_out(host, found)
+    assert not (host.root / LEDGER).exists()
+    assert not plan(host, state="absent").changed_needed
+
+
+def test_a_lock_of_somebody_else_is_never_noted_as_ours(host: RpmHost) -> None:
+    host.driver("580.159.03")
+    host.lock_list.write_text("libnvidia-ml-3:580.159.03-1.el9.*\n")
+    carry_out(host, plan(host))
+    assert "nvidia-driver-cuda" in ledger(host) and "libnvidia-ml" not in ledger(host)
+    assert not plan(host).changed_needed
+    carry_out(host, plan(host, hold=False), hold=False)
+    assert host.locks == "libnvidia-ml-3:580.159.03-1.el9.*\n"
+
+
+def test_locks_of_packages_that_went_by_hand_are_lifted_and_forgotten(host: RpmHost) -> None:
+    settled(host)
+    del host.installed["nvidia-modprobe"]
+    found = plan(host)
+    assert found.changed_needed
+    carry_out(host, found)
+    assert "nvidia-modprobe" not in host.locks and "nvidia-modprobe" not in ledger(host)
+    assert not plan(host).changed_needed
+
+
+def test_a_note_of_locks_that_were_given_up_does_not_stay(host: RpmHost) -> None:
+    settled(host)
+    noted = (host.root / LEDGER).read_text()
+    carry_out(host, plan(host, hold=False), hold=False)
+    (host.root / LEDGER).write_text(noted)
+    carry_out(host, plan(host, hold=False), hold=False)
+    assert not (host.root / LEDGER).exists()
+    assert not plan(host, hold=False).changed_needed
+
+
+@pytest.mark.parametrize("name", ["versionlock.list", "gpu_driver.json"])
+def test_a_removal_that_was_interrupted_leaves_nothing_after_the_next_run(host: RpmHost, name: str) -> None:
+    settled(host)
+    found = plan(host, state="absent").as_dict()
+    with pytest.raises(KeyboardInterrupt):
+        RpmTransaction(host.host(), found, KERNEL, True, Interrupted(name)).carry_out(False)
+    assert not any("nvidia" in package for package in host.installed) and ledger(host)
+    again = plan(host, state="absent")
+    assert again.changed_needed and again.unhold
+    carry_out(host, again)
+    assert host.locks == "" and not (host.root / LEDGER).exists()
+    assert not plan(host, state="absent").changed_needed
+
+
+def test_locks_that_are_no_longer_ours_are_lifted_by_the_next_run_where_one_ends_in_between(host: RpmHost) -> None:
+    settled(host)
+    del host.installed["nvidia-modprobe"]
+    with pytest.raises(KeyboardInterrupt):
+        RpmTransaction(host.host(), plan(host).as_dict(), KERNEL, True, Interrupted("versionlock.list")).carry_out(
+            False
+        )
+    carry_out(host, plan(host))
+    assert "nvidia-modprobe" not in host.locks
+
+
+def test_the_switch_manager_of_nvlink5_is_no_reason_for_a_change_in_every_run(host: RpmHost) -> None:
+    host.offered += [Rpm(name, "0", "2025.10", "1", "x86_64", "cuda") for name in ("nvlsm", "infiniband-diags")]
+    given = facts(nvlink5=True)
+    carry_out(host, plan(host, given))
+    assert "nvlsm" in host.installed
+    assert not plan(host, given).changed_needed

@@ -18,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER, Holds
 
-from tests.unit.driver.rpm_host import RpmHost
+from tests.unit.driver.rpm_host import Interrupted, RpmHost
 
 NAMES = ("nvidia-container-toolkit", "libnvidia-container1")
 TABLE = """\
@@ -151,23 +151,6 @@ def test_a_removal_that_takes_others_along_is_refused(host: RpmHost) -> None:
 def test_no_trace_of_the_trial_is_left(host: RpmHost) -> None:
     exact(host).install(wanted("1.20.0"))
     assert list((host.root / "run").iterdir()) == []
-
-
-class Interrupted(Files):
-    """Ends the run instead of writing or removing files of one name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def write(self, path: Path, text: str, mode: int = 0o644, *, follow: bool = False) -> None:
-        if path.name == self.name:
-            raise KeyboardInterrupt
-        super().write(path, text, mode, follow=follow)
-
-    def remove(self, path: Path) -> None:
-        if path.name == self.name:
-            raise KeyboardInterrupt
-        super().remove(path)
 
 
 def interrupted(host: RpmHost, name: str) -> Exact:
