@@ -496,6 +496,11 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "instances get the other GPUs (1 of 2)",
         lambda h: h.gpu.update(bound_driver="nouveau"),
     ),
+    "SOC-H96": (
+        wants(unknown_variables=[{"name": "gpu_driver_brnach", "nearest": "gpu_driver_branch"}, {"name": "probe_x"}]),
+        "gpu_driver_brnach (did you mean gpu_driver_branch?), probe_x, which no role",
+        wants(unknown_variables=[]),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",
