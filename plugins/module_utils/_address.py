@@ -13,8 +13,8 @@ WEB = ("http", "https")
 
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/")
 _NAME = re.compile(r"(?![.-])[\w.-]+")
-# None of these is part of an address, and shells, TOML or apt take some of them apart.
-_REFUSED = re.compile(r"[\"'<>\\^`|]")
+# What RFC 3986 has no place for, but for the braces of DNF's variables; apt, TOML or a shell take some of it apart.
+_REFUSED = re.compile(r"[\"<>\\^`|]")
 
 
 def address_fault(text: str, schemes: Collection[str] = ()) -> str:
@@ -25,7 +25,7 @@ def address_fault(text: str, schemes: Collection[str] = ()) -> str:
     if any(character.isspace() or not character.isprintable() for character in text):
         return "has a blank or a control character"
     if _REFUSED.search(text):
-        return "has a quote, a backslash or another character that no address has"
+        return "has a quotation mark, a backtick or another character that no address has"
     scheme = _SCHEME.match(text)
     if not scheme:
         return "has no scheme"

@@ -13,7 +13,8 @@ from typing import Any, Callable
 from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.urls import open_url
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._address import address_fault
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, make_folders
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
 Fetch = Callable[[str], bytes]
@@ -120,8 +121,21 @@ def suffix(content: bytes) -> str:
     return ".asc" if content.lstrip().startswith(b"-----BEGIN") else ".gpg"
 
 
+def check_addresses(source: PackageSource) -> None:
+    """Raises PackageError where source or key have an address that is none; a line break would add lines to a file."""
+    # A key may come as text.
+    addresses = (source.uri, "" if source.key_url.lstrip().startswith("-----BEGIN") else source.key_url)
+    for fault in (address_fault(address) for address in addresses if address):
+        if fault:
+            raise PackageError(
+                f"Cannot use the address of package source {source.name}: it {fault}, expected one such as"
+                f" https://mirror.example.org/repos; correct {source.variable}. {source.spared}"
+            )
+
+
 def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = False) -> bytes:
     """The signing key of *source*; *armoured* takes no other form. Raises PackageError in one sentence."""
+    check_addresses(source)
     if source.key_url.lstrip().startswith("-----BEGIN"):
         return source.key_url.strip().encode() + b"\n"
     shown = without_password(source.key_url)
@@ -150,7 +164,7 @@ def put(path: Path, content: bytes | None, mode: int = 0o644) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     staged = path.with_name(f".{path.name}.new")
     staged.unlink(missing_ok=True)
     # Nobody else reads it before it has its mode.
