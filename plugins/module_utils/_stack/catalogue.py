@@ -38,8 +38,8 @@ CHECKS: tuple[Check, ...] = tuple(
 PREVENTED = {
     "SOC-H23": (
         "The vendor's repository is broken or out of reach",
-        "Not seen before it is asked, which is before anything is installed. The message names address, package and what"
-        " the repository has, and the variable that takes a mirror.",
+        "Not seen before it is asked, which is before anything is installed. The message names address, package and"
+        " what the repository has, and the variable that takes a mirror.",
     ),
     "SOC-H32": (
         "The engine dies with status 0 and stays down",
