@@ -44,6 +44,8 @@ def address_fault(text: str, schemes: Collection[str] = ()) -> str:
 def _host(parts: SplitResult) -> str:
     """The host; raises ValueError for what is none."""
     host = parts.hostname or ""
+    if parts.port is not None and not parts.netloc.rpartition(":")[2].isascii():
+        raise ValueError("digits of another script")
     if "[" in parts.netloc.rpartition("@")[2]:
         ipaddress.IPv6Address(host)
     elif host and not (_NAME.fullmatch(host) and ".." not in host):

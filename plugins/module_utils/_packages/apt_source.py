@@ -141,7 +141,7 @@ class AptSource:
         shown = without_password(source.uri)
         with apt.workspace() as folder:
             key = folder / f"key{suffix(content)}"
-            key.write_bytes(content)
+            put(key, content)
             trial = folder / "trial.sources"
             trial.touch(mode=0o600)
             trial.write_text(render(source, key), encoding="utf-8")

@@ -86,12 +86,32 @@ def test_addresses_that_package_managers_take_are_none_of_them(address: str) -> 
         ("https://-a", "broken host"),
         ("https://[::zz]", "broken host"),
         ("https://[v1.a]", "broken host"),
+        ("https://a:\u0663", "broken host, IPv6 address or port"),
         ("https://a:0", "port 0"),
         ("https://u:pw@", "no host"),
     ],
 )
 def test_what_is_wrong_with_an_address_is_told_without_the_address(address: str, words: str) -> None:
     assert words in address_fault(address, WEB)
+
+
+def test_the_umask_does_not_keep_apts_own_user_from_a_trial(commands: Commands, tmp_path: Path) -> None:
+    modes = set()
+
+    def update(argv: list[str]) -> tuple[int, str, str]:
+        lists = Path(next(word.partition("Dir::State::lists=")[2] for word in argv if "Dir::State::lists=" in word))
+        modes.update(path.stat().st_mode & 0o055 for path in (lists.parent, lists, lists / "partial"))
+        modes.update(path.stat().st_mode & 0o044 | 0o011 for path in lists.parent.glob("key.*"))
+        return 1, "", "E: enough"
+
+    commands.do("update", then=update)
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(PackageError, match="enough"):
+            AptSource(commands, Files(), tmp_path, nothing).present(AptRepository("vendor", GOOD, KEY))
+    finally:
+        os.umask(before)
+    assert modes == {0o055}
 
 
 def test_the_umask_does_not_keep_apt_from_its_keys(tmp_path: Path) -> None:
