@@ -200,6 +200,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Hub
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -222,6 +223,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    hide_passwords(module)
     params = module.params
     try:
         result = ensure_snapshot(

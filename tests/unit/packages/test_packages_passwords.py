@@ -23,6 +23,7 @@ SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
     [
         ("apt_source", SOURCE),
         ("dnf_source", SOURCE),
+        ("modelscope_snapshot", {"repo": "no/such/name", "proxy": MIRROR, "endpoint": MIRROR, "store": "/dev/null"}),
         ("gpu_driver_plan", DRIVER),
         ("gpu_driver_repository", {**DRIVER, "key": f"{MIRROR}/key"}),
         ("gpu_container_toolkit_plan", {"facts": UNKNOWN, "repository_url": MIRROR}),
