@@ -48,6 +48,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.packages im
     read_sources,
     read_version_locks,
 )
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 
 NAME = "socle-nvidia-cuda"
 """Of the repository and its files."""
@@ -105,7 +106,7 @@ def enabled_repositories(root: Path) -> dict[str, bool]:
     for path in sorted((root / "etc/yum.repos.d").glob("*.repo")):
         parser = configparser.RawConfigParser(strict=False)
         try:
-            parser.read_string(path.read_text(encoding="utf-8", errors="replace"))
+            parser.read_string(read_regular(path))
         except configparser.Error:
             continue
         for name in parser.sections():

@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._gpu.driver import newest_kernel
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import Exact, Request
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 
 EPEL_RELEASE = "epel-release"
@@ -76,7 +77,8 @@ class RpmTransaction:
         command = ["dnf", "--assumeyes", *words]
         answer = self.host.run([*dnf.ENGLISH, *command])
         if answer is None or answer[0] != 0:
-            output = "\n".join(answer[1:]) if answer else ""
+            # DNF names a mirror with user and password.
+            output = without_password("\n".join(answer[1:])) if answer else ""
             raise DriverError(f"{dnf.explain(attempt, output)} {UNCHANGED}", cmd=command)
 
     def _take_back(self) -> list[str]:
@@ -185,22 +187,15 @@ class RpmTransaction:
         }
         # Noted before it is locked, and until it no longer is: the next run puts right what is not so.
         self._note(own | set(ours))
-        self._write(dnf.locked(dnf.unlocked(self._locks(), own - set(ours)), ours.values()))
+        self.exact.write_locks(dnf.locked(dnf.unlocked(self.exact.read_locks(), own - set(ours)), ours.values()))
         if own - set(ours):
             self._note(ours)
         return sorted(ours)
 
     def _release(self) -> None:
         """Lift every lock of ours, also on what is no part of the driver any more."""
-        self._write(dnf.unlocked(self._locks(), own_holds(self.host)))
+        self.exact.write_locks(dnf.unlocked(self.exact.read_locks(), own_holds(self.host)))
         self._note([])
-
-    def _locks(self) -> str:
-        return self.files.read(self.exact.lock_list) or ""
-
-    def _write(self, text: str) -> None:
-        if text != self._locks():
-            self.files.write(self.exact.lock_list, text)
 
     def _note(self, names: Iterable[str]) -> None:
         path, held = self.host.root / LEDGER, sorted(names)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
@@ -90,9 +90,20 @@ class Exact:
                 found[package.name] = package
         return found
 
+    def read_locks(self) -> str:
+        """The text of DNF's list of locks. Raises EngineError where it is none."""
+        with explaining("read DNF's version locks"):
+            return self.files.read(self.lock_list) or ""
+
+    def write_locks(self, text: str) -> None:
+        """Replace DNF's list of locks where it differs."""
+        if text != self.read_locks():
+            with explaining("write DNF's version locks"):
+                self.files.write(self.lock_list, text)
+
     def locked_names(self) -> set[str]:
         """Packages that a version lock names."""
-        lines = (self.files.read(self.lock_list) or "").splitlines()
+        lines = self.read_locks().splitlines()
         return {name for name in map(dnf.lock_name, lines) if name}
 
     def foreign_locks(self) -> set[str]:
@@ -171,7 +182,7 @@ class Exact:
                 if not check:
                     self._dnf([*command, plugins, "--assumeyes"], attempt)
         if not check:
-            self._write_locks(dnf.unlocked(self.files.read(self.lock_list) or "", set(names) - self.foreign_locks()))
+            self.write_locks(dnf.unlocked(self.read_locks(), set(names) - self.foreign_locks()))
             if self.holds:
                 self.holds.drop(names)
         return outcome
@@ -257,7 +268,7 @@ class Exact:
         """Locks at the versions that are installed now; none where they are not to be held. Those of others stay."""
         if request.hold is None:
             return
-        text = self.files.read(self.lock_list) or ""
+        text = self.read_locks()
         patterns = [*(name for name in request.packages if " " not in name), *request.lock]
         foreign = self.foreign_locks()
         ours = {name: package for name, package in self.installed(patterns).items() if name not in foreign}
@@ -271,7 +282,7 @@ class Exact:
             if not check:
                 if self.holds and request.hold:
                     self.holds.add(ours)
-                self._write_locks(after)
+                self.write_locks(after)
         given_up = gone if request.hold else {*gone, *ours}
         if self.holds and self._is_outdated(given_up):
             if not outcome.actions:
@@ -282,10 +293,6 @@ class Exact:
     def _is_outdated(self, given_up: Iterable[str]) -> bool:
         """Whether the note of our locks is damaged, or still has packages whose locks were given up."""
         return self.holds is not None and (self.holds.is_damaged() or bool(self.holds.own() & set(given_up)))
-
-    def _write_locks(self, text: str) -> None:
-        if text != (self.files.read(self.lock_list) or ""):
-            self.files.write(self.lock_list, text)
 
     @contextlib.contextmanager
     def _plugins(self, unlocked: set[str]) -> Iterator[str]:
@@ -300,7 +307,7 @@ class Exact:
             configuration = folder / "versionlock.conf"
             configuration.unlink(missing_ok=True)
             configuration.write_text(f"[main]\nenabled=1\nlocklist={shown}/versionlock.list\n", encoding="utf-8")
-            locks = dnf.unlocked(self.files.read(self.lock_list) or "", unlocked)
+            locks = dnf.unlocked(self.read_locks(), unlocked)
             (folder / "versionlock.list").write_text(locks, encoding="utf-8")
             yield f"--setopt=pluginconfpath={shown}"
         finally:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver import rpm_names
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, summary
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import (
     RpmPlan,
     newest,
@@ -628,3 +629,31 @@ def test_the_switch_manager_of_nvlink5_is_no_reason_for_a_change_in_every_run(ho
     carry_out(host, plan(host, given))
     assert "nvlsm" in host.installed
     assert not plan(host, given).changed_needed
+
+
+def test_a_step_that_dnf_refuses_shows_no_password_of_a_mirror(host: RpmHost) -> None:
+    without_dkms(host)
+    said = "Error: Failed to retrieve https://user:geheim@mirror.example/epel.rpm\n"
+    found, answer = plan(host, facts(os=RHEL)).as_dict(), host.run
+
+    def run(argv: Sequence[str]) -> tuple[int, str, str] | None:
+        return (1, "", said) if "config-manager" in argv else answer(argv)
+
+    reached = Host(run, host.root, host.root / "proc", lambda _text: "")
+    with pytest.raises(DriverError, match=r"//mirror\.example/epel\.rpm") as caught:
+        RpmTransaction(reached, found, KERNEL, True, Files()).carry_out(False)
+    assert "geheim" not in f"{caught.value} {caught.value.fields}"
+
+
+def test_a_repository_file_that_is_none_is_passed_over(host: RpmHost) -> None:
+    without_dkms(host)
+    (host.root / "etc/yum.repos.d/away.repo").symlink_to("nowhere")
+    (host.root / "etc/yum.repos.d/folder.repo").mkdir()
+    assert plan(host, facts(os=RHEL)).enable
+
+
+def test_a_list_of_locks_that_is_no_text_is_one_sentence_before_anything_changes(host: RpmHost) -> None:
+    host.lock_list.write_bytes(b"bash-\xff\n")
+    with pytest.raises(SocleError, match=r"^Cannot read DNF's version locks: .*versionlock\.list"):
+        carry_out(host, plan(host))
+    assert host.installed == {} and host.lock_list.read_bytes() == b"bash-\xff\n"
