@@ -403,4 +403,8 @@ def _removal(
         # Locks stay in DNF's list when their packages go.
         result.unhold = sorted(own)
         result.reasons.append(f"locks on {', '.join(result.unhold)} would be lifted")
+    stream = dnf.read_stream(host.root, rpm_names.MODULE)
+    if stream is not None:
+        result.action, result.changed_needed = "remove", True
+        result.reasons.append(f"stream {stream} of the module {rpm_names.MODULE} would no longer be enabled")
     return result

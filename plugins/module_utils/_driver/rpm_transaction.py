@@ -49,6 +49,7 @@ class RpmTransaction:
         if plan["action"] == "remove":
             self.exact.remove(plan["remove"])
             self._release()
+            self._forget_stream()
             return result
         if plan["action"] == "none":
             result["held"] = self._settle_locks()
@@ -196,6 +197,11 @@ class RpmTransaction:
         """Lift every lock of ours, also on what is no part of the driver any more."""
         self.exact.write_locks(dnf.unlocked(self.exact.read_locks(), own_holds(self.host)))
         self._note([])
+
+    def _forget_stream(self) -> None:
+        """A stream that stays enabled keeps others away; 'dnf module reset' fails where no repository has it."""
+        with explaining(f"reset the module {MODULE}"):
+            self.files.remove(self.host.root / dnf.MODULES_FOLDER / f"{MODULE}.module")
 
     def _note(self, names: Iterable[str]) -> None:
         path, held = self.host.root / LEDGER, sorted(names)

@@ -362,6 +362,7 @@ def test_removal_takes_packages_and_locks(host: RpmHost) -> None:
     assert not [name for name in host.installed if "nvidia" in name]
     assert "kernel-devel-matched" in host.installed
     assert host.locks == ""
+    assert host.stream is None
     assert plan(host, state="absent").action == "none"
 
 
@@ -657,3 +658,14 @@ def test_a_list_of_locks_that_is_no_text_is_one_sentence_before_anything_changes
     with pytest.raises(SocleError, match=r"^Cannot read DNF's version locks: .*versionlock\.list"):
         carry_out(host, plan(host))
     assert host.installed == {} and host.lock_list.read_bytes() == b"bash-\xff\n"
+
+
+def test_a_stream_that_was_left_enabled_without_a_driver_goes(host: RpmHost) -> None:
+    host.enable("580-open")
+    found = plan(host, state="absent")
+    assert "stream 580-open of the module nvidia-driver would no longer be enabled" in summary(found)
+    carry_out(host, found, check=True)
+    assert host.stream == "580-open"
+    carry_out(host, found)
+    assert host.stream is None
+    assert not plan(host, state="absent").changed_needed
