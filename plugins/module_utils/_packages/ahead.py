@@ -38,6 +38,7 @@ class Ahead:
             "uri": f"{place}/{repository['folder']}",
             "key_url": f"{place}/{repository['key']}",
             "variable": variable,
+            "spared": "Nothing was changed.",
         }
         self.layout = {name: repository[name] for name in ("suites", "components") if name in repository}
 

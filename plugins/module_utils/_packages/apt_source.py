@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exac
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
+    check_addresses,
     download_key,
     fetch,
     login,
@@ -110,7 +111,6 @@ class AptSource:
 
     def probe(self, source: AptRepository) -> None:
         """Ask for key, index and versions as `present` would, and leave no trace. Raises PackageError."""
-        source = replace(source, spared="Nothing was changed.")
         self._try(source, download_key(source, self._fetch))
 
     def is_outdated(self, source: AptRepository) -> bool:
@@ -118,6 +118,7 @@ class AptSource:
         text = self._files.read(self._path(source)) or ""
         if not text.startswith(MARK):
             return False
+        check_addresses(source)
         secret = self._files.read(self._login(source)) or ""
         return f"\nURIs: {without_password(source.uri)}\n" not in text or secret != render_login(source)
 

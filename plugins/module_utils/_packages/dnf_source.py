@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
+    check_addresses,
     download_key,
     fetch,
     take_away,
@@ -85,13 +86,15 @@ class DnfSource:
 
     def probe(self, source: DnfRepository) -> None:
         """Ask for key, index and versions as `present` would, and leave no trace. Raises PackageError."""
-        source = replace(source, spared="Nothing was changed.")
         self._try(source, download_key(source, self.fetch, armoured=True).decode())
 
     def is_outdated(self, source: DnfRepository) -> bool:
         """Whether the source is there, is ours, and names another address, user or password."""
         text = self.files.read(self._at(source.path)) or ""
-        return text.startswith(HEADER) and f"\nbaseurl={source.uri}\n" not in text
+        if not text.startswith(HEADER):
+            return False
+        check_addresses(source)
+        return f"\nbaseurl={source.uri}\n" not in text
 
     def absent(self, source: DnfRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key."""

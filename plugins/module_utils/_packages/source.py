@@ -77,7 +77,8 @@ def hide_passwords(module: Any) -> None:
 
     def walk(value: Any) -> None:
         if isinstance(value, str):
-            module.no_log_values.update(re.findall(r"//([^/\s]*@)", value))
+            # An address without a scheme is refused, but has its password.
+            module.no_log_values.update(re.findall(r"(?://|^(?=[^/\s]*:))([^/\s]*@)", value))
         elif isinstance(value, Mapping):
             for item in value.values():
                 walk(item)

@@ -81,6 +81,14 @@ def test_a_file_of_somebody_else_or_none_has_no_new_address(family: str, path: s
 
 
 @pytest.mark.parametrize("family", ["debian", "redhat"])
+@pytest.mark.parametrize("address", ["http://[::1/x", "mirror.example/x", "http://u:p@mirror.example:port/x"])
+def test_an_address_that_is_none_is_one_sentence(family: str, address: str, commands: Commands, tmp_path: Path) -> None:
+    write(family, BASE, commands, tmp_path)
+    with pytest.raises(PackageError, match=rf"{VARIABLE}.*Nothing was changed\.$"):
+        ahead(family, tmp_path, address).is_outdated()
+
+
+@pytest.mark.parametrize("family", ["debian", "redhat"])
 def test_a_key_that_does_not_come_is_told_before_anything_changed(family: str, tmp_path: Path) -> None:
     with pytest.raises(PackageError) as caught:
         ahead(family, tmp_path).probe({})
@@ -90,7 +98,7 @@ def test_a_key_that_does_not_come_is_told_before_anything_changed(family: str, t
 
 def test_an_index_that_does_not_come_is_told_before_anything_changed(commands: Commands, tmp_path: Path) -> None:
     commands.on("update", rc=100, err="E: Failed to fetch https://mirror.example/InRelease  404 Not Found\n")
-    source = AptRepository("x", f"{BASE}/deb", f"{BASE}/gpgkey", variable=VARIABLE)
+    source = AptRepository("x", f"{BASE}/deb", f"{BASE}/gpgkey", variable=VARIABLE, spared="Nothing was changed.")
     with pytest.raises(PackageError, match=rf"404 Not Found.*{VARIABLE}.*Nothing was changed\.$"):
         AptSource(commands, Files(), tmp_path, answer).probe(source)
     lacking = replace(source, expect={"nvidia-container-toolkit": "1.20.0-1"})

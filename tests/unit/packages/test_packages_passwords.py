@@ -22,6 +22,7 @@ SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
     ("name", "options"),
     [
         ("apt_source", SOURCE),
+        ("apt_source", {**SOURCE, "uri": "reader:s3cr-t@127.0.0.1:1/mirror", "key_url": "reader:s3cr-t@x/key"}),
         ("dnf_source", SOURCE),
         ("modelscope_snapshot", {"repo": "no/such/name", "proxy": MIRROR, "endpoint": MIRROR, "store": "/dev/null"}),
         ("gpu_driver_plan", DRIVER),
