@@ -57,14 +57,14 @@ def has_version(package: Rpm, version: str) -> bool:
 
 
 def removals(output: str) -> list[str]:
-    """Names below "Removing:" in DNF's table of a transaction."""
+    """Names below "Removing:" in DNF's table of a transaction; a row too long for it goes on below, indented further."""
     found, inside = [], False
     for line in output.splitlines():
         if re.match(r"\S.*:$", line):
             inside = line.startswith("Removing")
         elif not line.strip():
             inside = False
-        elif inside and line.startswith(" "):
+        elif inside and re.match(r" \S", line):
             found.append(line.split()[0])
     return found
 

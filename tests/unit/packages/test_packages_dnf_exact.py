@@ -64,6 +64,16 @@ def test_everything_that_would_go_is_read_from_dnfs_table() -> None:
     assert removals(TABLE) == ["kmod-nvidia-open-dkms", "cockpit-gpu"]
 
 
+def test_a_name_that_fills_its_column_is_one_package() -> None:
+    table = (
+        "Removing:\n"
+        " kmod-nvidia-580.95.05-5.14.0-570.12.1\n"
+        "                         x86_64 3:580.95.05-3.el9 @socle-nvidia-cuda   60 M\n"
+        "\nTransaction Summary\n"
+    )
+    assert removals(table) == ["kmod-nvidia-580.95.05-5.14.0-570.12.1"]
+
+
 def test_the_second_run_carries_out_no_transaction(host: RpmHost) -> None:
     first = exact(host).install(wanted("1.20.0"))
     assert first.changed
