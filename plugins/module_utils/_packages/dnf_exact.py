@@ -57,7 +57,7 @@ def has_version(package: Rpm, version: str) -> bool:
 
 
 def removals(output: str) -> list[str]:
-    """Names below "Removing:" in DNF's table of a transaction; a row too long for it goes on below, indented further."""
+    """Names below "Removing:" in DNF's table of a transaction; a row that is too long goes on below, further in."""
     found, inside = [], False
     for line in output.splitlines():
         if re.match(r"\S.*:$", line):
