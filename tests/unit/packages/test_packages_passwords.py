@@ -13,6 +13,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 
 MIRROR = "http://reader:s3cr-t@127.0.0.1:1/mirror"
+PROXY = "http://reader:s3cr-t@127.0.0.1:2"
 UNKNOWN = {"os": {"id": "plan9"}}
 DRIVER = {"facts": {"gpus": [{}], "os": {"id": "debian"}}, "settings": {"branch": "none", "repository_url": MIRROR}}
 SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
@@ -24,14 +25,14 @@ SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
         ("apt_source", SOURCE),
         ("apt_source", {**SOURCE, "uri": "reader:s3cr-t@127.0.0.1:1/mirror", "key_url": "reader:s3cr-t@x/key"}),
         ("dnf_source", SOURCE),
-        ("modelscope_snapshot", {"repo": "no/such/name", "proxy": MIRROR, "endpoint": MIRROR, "store": "/dev/null"}),
+        ("modelscope_snapshot", {"repo": "no/such/name", "proxy": PROXY, "endpoint": MIRROR, "store": "/dev/null"}),
         ("gpu_driver_plan", DRIVER),
         ("gpu_driver_repository", {**DRIVER, "key": f"{MIRROR}/key"}),
         ("gpu_container_toolkit_plan", {"facts": UNKNOWN, "repository_url": MIRROR}),
-        ("container_engine_plan", {"facts": UNKNOWN, "docker_repository_url": MIRROR, "proxy": {"http": MIRROR}}),
+        ("container_engine_plan", {"facts": UNKNOWN, "docker_repository_url": MIRROR, "proxy": {"http": PROXY}}),
         (
             "container_engine_config",
-            {"engine": "docker", "log_max_files": 0, "registry_mirrors": [MIRROR], "proxy": {"https": MIRROR}},
+            {"engine": "docker", "log_max_files": 0, "registry_mirrors": [MIRROR], "proxy": {"https": PROXY}},
         ),
     ],
 )
