@@ -18,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import RENOTE, SPARED, Holds, refusal
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
@@ -28,7 +28,7 @@ LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 TRIED = "Operation aborted"
 """What DNF prints at the end of a transaction that it could carry out but was told not to."""
 
-RENOTE = "note anew which packages are locked"
+UNKNOWN = "A transaction that had begun may have changed some packages: see 'dnf history info' and 'dnf check'"
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ class Exact:
                 if others:
                     raise PackageError(
                         f"Will not {attempt}: that would also remove {', '.join(others)}; remove"
-                        " these by hand if they are not needed, and repeat the run. Nothing was changed."
+                        f" these by hand if they are not needed, and repeat the run. {SPARED}."
                     )
                 if not check:
-                    self._dnf([*command, plugins, "--assumeyes"], attempt)
+                    self._dnf([*command, plugins, "--assumeyes"], attempt, spared=UNKNOWN)
         if not check:
             self.write_locks(dnf.unlocked(self.read_locks(), set(names) - self.foreign_locks()))
             if self.holds:
@@ -206,7 +206,7 @@ class Exact:
                 raise PackageError(
                     f"Cannot install {f'{name} {version}'.strip()}: the enabled repositories have"
                     f" {', '.join(versions[:6]) or 'no version of it'}; set a version that is there, or complete the"
-                    " mirror. Nothing was changed."
+                    f" mirror. {SPARED}."
                 )
             best = max(fitting, key=lambda package: version_key(package.version))
             present = found.get(name)
@@ -215,7 +215,7 @@ class Exact:
                 raise PackageError(
                     f"{name} {present.version} is installed, and {best.version} is older: an upgrade in place goes"
                     f" forwards only; set the version to {present.version} or newer, or remove the package first."
-                    " Nothing was changed."
+                    f" {SPARED}."
                 )
             chosen[name] = best
         return chosen
@@ -231,7 +231,7 @@ class Exact:
         if lost:
             raise PackageError(
                 f"Will not {attempt}: that would remove {', '.join(lost)}; remove what conflicts by hand, or choose"
-                " another version. Nothing was changed."
+                f" another version. {SPARED}."
             )
 
     def _carry_out(self, specs: Sequence[str], request: Request, streams: Sequence[Sequence[str]]) -> None:
@@ -244,7 +244,7 @@ class Exact:
                 self._switch(streams, attempt)
                 # All packages, before the first change: what a mirror lacks shows now.
                 self._dnf([*command, "install", "--downloadonly", *specs], attempt)
-                self._dnf([*command, "install", *specs], attempt)
+                self._dnf([*command, "install", *specs], attempt, spared=UNKNOWN)
         except PackageError:
             if streams:
                 if before is None:
@@ -313,7 +313,7 @@ class Exact:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _dnf(self, command: Sequence[str], attempt: str, trial: bool = False) -> str:
+    def _dnf(self, command: Sequence[str], attempt: str, trial: bool = False, spared: str = SPARED) -> str:
         answer = self.run([*ENGLISH, *command])
         if answer is None:
             raise PackageError(f"Cannot {attempt}: this host has no dnf; install it, or use a supported distribution.")
@@ -321,7 +321,7 @@ class Exact:
         # DNF names a mirror with user and password.
         output = without_password(f"{stdout}\n{stderr}")
         if rc and not (trial and TRIED in output):
-            raise PackageError(f"{dnf.explain(attempt, output)} Nothing was changed.", cmd=list(command), output=output)
+            raise PackageError(f"{dnf.explain(attempt, output)} {spared}.", cmd=list(command), output=output)
         return stdout if not trial else output
 
     def _describe(self, found: Mapping[str, Rpm], names: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,11 @@ LEDGER = "var/lib/socle/package_holds.json"
 RELEASE = {"debian": "apt-mark unhold", "redhat": "dnf versionlock delete"}
 """What ends a hold, by kind of package manager."""
 
+RENOTE = "note anew which packages are held"
+
+SPARED = "These packages are as they were"
+"""The end of a refusal without its full stop: other packages may have been changed earlier in the run."""
+
 
 class Holds:
     """The names of the packages that socle holds on one host, beside what apt or DNF know."""
@@ -62,6 +67,5 @@ def refusal(attempt: str, names: Iterable[str], family: str, instead: str = "") 
     held = sorted(names)
     return (
         f"Cannot {attempt}: {', '.join(held)} {'is' if len(held) == 1 else 'are'} held, and not by socle; release with"
-        f" '{RELEASE[family]} {' '.join(held)}'{f', or {instead}' if instead else ''}, and repeat the run. Nothing was"
-        " changed."
+        f" '{RELEASE[family]} {' '.join(held)}'{f', or {instead}' if instead else ''}, and repeat the run. {SPARED}."
     )
