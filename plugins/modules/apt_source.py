@@ -67,7 +67,12 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result, fields
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    ARGUMENTS,
+    as_result,
+    fields,
+    hide_passwords,
+)
 
 
 def main() -> None:
@@ -80,6 +85,7 @@ def main() -> None:
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
+    hide_passwords(module)
     params = module.params
     source = AptRepository(**fields(params), suites=params["suites"], components=params["components"])
     sources = AptSource(run, Files())

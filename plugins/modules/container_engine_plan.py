@@ -37,6 +37,10 @@ options:
     type: str
     choices: [distribution, docker]
     default: distribution
+  docker_repository_url:
+    description: Base address of Docker's own repository, or of a mirror of it.
+    type: str
+    default: https://download.docker.com
   facts:
     description: The facts of the host, RV(socle.inference.gpu_facts#module:gpu_facts).
     type: dict
@@ -93,6 +97,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.ahead import Ahead
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import Request, plan
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
@@ -105,11 +111,13 @@ def main() -> None:
             **ARGUMENTS,
             "engine": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "docker_source": {"type": "str", "choices": ["distribution", "docker"], "default": "distribution"},
+            "docker_repository_url": {"type": "str", "default": "https://download.docker.com"},
             "facts": {"type": "dict", "required": True},
             "host": {"type": "str", "default": "this host"},
         },
         supports_check_mode=True,
     )
+    hide_passwords(module)
     params = module.params
     request = Request(
         wanted=params["engine"],
@@ -119,9 +127,19 @@ def main() -> None:
         os=params["facts"].get("os") or {},
         restart=params["restart"],
     )
+
+    def ahead(repository):
+        return Ahead("debian", repository, params["docker_repository_url"], "container_engine_docker_repository_url")
+
     try:
         installed = {engine: engine_version(run, engine) for engine in ENGINES}
-        result = plan(run, request, installed, check=module.check_mode)
+        result = plan(
+            run,
+            request,
+            installed,
+            check=module.check_mode,
+            moved=lambda repository: ahead(repository).is_outdated(),
+        )
         # Refusals come before anything is installed, the driver included.
         with explaining("plan the container engine's settings"):
             EngineConfig(run, Files(), state_dir=Path(params["state_dir"])).bring(
@@ -133,6 +151,8 @@ def main() -> None:
                 # Packages may bring the client first that tells which containers run.
                 restart="always" if result["packages"] else params["restart"],
             )
+        if result["repository"] is not None:
+            ahead(result["repository"]).probe(result["packages"])
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, **result)

@@ -67,7 +67,12 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, DnfSource
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARGUMENTS, as_result, fields
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    ARGUMENTS,
+    as_result,
+    fields,
+    hide_passwords,
+)
 
 
 def main() -> None:
@@ -79,6 +84,7 @@ def main() -> None:
         required_if=[("state", "present", ("uri", "key_url"))],
         supports_check_mode=True,
     )
+    hide_passwords(module)
     source = DnfRepository(**fields(module.params), signed=module.params["signed"])
     sources = DnfSource(run_command, Files())
     try:

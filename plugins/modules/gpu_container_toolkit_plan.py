@@ -14,7 +14,8 @@ description:
   - Refuses 1.19.0 (its refresh unit makes an ordering cycle), 1.17.7 (containers lose libraries) and everything before
     1.18 (no refresh unit), a version that is older than the installed one, and a change of packages that somebody else
     holds.
-  - Changes nothing and downloads nothing.
+  - Where packages or the repository's address change, asks the repository for its key, its index and the versions that
+    are needed, apart from the host's own sources; else nothing is downloaded. Changes nothing.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
@@ -40,6 +41,10 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  repository_url:
+    description: Base address of NVIDIA's repository, or of a mirror of it.
+    type: str
+    default: https://nvidia.github.io/libnvidia-container
   facts:
     description: The facts of the host, RV(socle.inference.gpu_facts#module:gpu_facts).
     type: dict
@@ -70,9 +75,18 @@ packages:
   returned: success
   type: dict
 due:
-  description: Whether a package is missing, or has another version or no hold, or a source must go.
+  description: Whether a package is missing, or has another version or no hold, a source must go, or the repository's
+    address is new.
   returned: success
   type: bool
+changing:
+  description: As RV(due), but without holds; the repository was asked then.
+  returned: success
+  type: bool
+expect:
+  description: What the repository must offer, for O(socle.inference.apt_source#module:expect).
+  returned: success
+  type: dict
 replaces:
   description: Files that define the repository elsewhere.
   returned: success
@@ -89,8 +103,11 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.ahead import Ahead
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import family
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.toolkit_plan import plan
 
 
@@ -109,19 +126,30 @@ def main() -> None:
             "downgrade": {"type": "bool", "default": False},
             "facts": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "repository_url": {"type": "str", "default": "https://nvidia.github.io/libnvidia-container"},
         },
         supports_check_mode=True,
     )
+    hide_passwords(module)
     params = module.params
+    os = params["facts"].get("os") or {}
+
+    def ahead(repository):
+        return Ahead(family(os), repository, params["repository_url"], "gpu_container_toolkit_repository_url")
+
     try:
         result = plan(
             read_packages(ask, Path("/")),
-            params["facts"].get("os") or {},
+            os,
             params["version"],
             downgrade=params["downgrade"],
             remove=params["state"] == "absent",
             own_holds=Holds(Files()).own(),
+            moved=lambda repository: ahead(repository).is_outdated(),
         )
+        # Found out before the driver, which comes first in a run.
+        if result["changing"]:
+            ahead(result["repository"]).probe(result["expect"])
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     module.exit_json(changed=False, **result)

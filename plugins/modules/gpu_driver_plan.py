@@ -136,10 +136,12 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names 
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    hide_passwords(module)
     facts = module.params["facts"]
     settings = settings_of(module)
     make = rpm_plan if is_rpm_system(facts["os"]) else plan_as_is

@@ -75,7 +75,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import fetch
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import fetch, hide_passwords
 
 
 def main() -> None:
@@ -87,6 +87,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    hide_passwords(module)
     host, settings, facts = host_of(module), settings_of(module), module.params["facts"]
     try:
         outlook = plan_as_is(host, settings, facts)
@@ -95,10 +96,13 @@ def main() -> None:
             files = sources.remove(module.check_mode)
             module.exit_json(changed=bool(files), files=files, diff=diff(sources.former, {}))
         if module.check_mode:
-            files = sources.missing()
-            shown = diff({}, sources.texts(b""))
+            changes = sources.outlook()
             module.exit_json(
-                changed=bool(files), files=files, diff=shown, plan=outlook.as_dict(), summary=summary(outlook)
+                changed=bool(changes),
+                files=list(changes),
+                diff=diff(sources.former, changes),
+                plan=outlook.as_dict(),
+                summary=summary(outlook),
             )
         final, written, warnings = sources.settle(module.params["key"], lambda: plan(host, settings, facts))
     except SocleError as error:

@@ -82,6 +82,20 @@ options:
       class_problem:
         description: Why the host class could not be told, as M(socle.inference.gpu_facts) returns it.
         type: str
+      unknown_variables:
+        description: >-
+          Variables of the host that no role of the collection has. The action plugin looks for them on the controller
+          where this is left out.
+        type: list
+        elements: dict
+        suboptions:
+          name:
+            description: The variable.
+            type: str
+            required: true
+          nearest:
+            description: The variable that may have been meant.
+            type: str
   stage:
     description:
       - V(before) checks what must be right before driver, engine and toolkit are installed; nothing that their roles
@@ -198,6 +212,11 @@ INTENT = {
     "env": {"type": "dict"},
     "class": {"type": "dict"},
     "class_problem": {"type": "str"},
+    "unknown_variables": {
+        "type": "list",
+        "elements": "dict",
+        "options": {"name": {"type": "str", "required": True}, "nearest": {"type": "str"}},
+    },
 }
 
 

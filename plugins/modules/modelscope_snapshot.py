@@ -273,6 +273,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import D
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -333,6 +334,7 @@ def main() -> None:
         required_if=[("source", "directory", ["path"])],
         supports_check_mode=True,
     )
+    hide_passwords(module)
     params = module.params
     progress = Progress(params["progress_path"])
     try:

@@ -21,6 +21,8 @@ description:
     another process listens on the port, or a unit or container of that name was made by somebody else; also where the
     host cannot give the instance its GPUs, since the versions of driver and libraries differ or no CDI specification
     lists them. In check mode that is a warning.
+  - Where a start has systemd read its units anew while Docker containers of NVIDIA's legacy hook run, which lose their
+    GPUs by that, a warning names them.
   - A launch that failed before is not started again without O(retry). Where it runs all the same, it is left as it is,
     with a warning.
 author:
@@ -52,7 +54,7 @@ options:
   facts:
     description:
       - What M(socle.inference.gpu_facts) found on the host, for an instance with GPUs. The versions of driver and
-        libraries are read.
+        libraries are read, and whether it has GPUs.
     type: dict
   retry:
     description: Whether to start again what failed before with the same launch fingerprint.
@@ -130,6 +132,7 @@ argv_changes:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
 from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend, other_backends
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, current_plan, unit_diff
@@ -157,6 +160,19 @@ def main() -> None:
     params = module.params
     instance = params["instance"] or params["plan"].get("instance") or ""
     instances_dir = Path(params["state_dir"]) / "instances"
+    facts = params["facts"] or {}
+
+    def ask(argv):
+        try:
+            done = run(argv)
+        except SocleError:
+            return None
+        return done.returncode, done.stdout, done.stderr
+
+    def victims():
+        toolkit = (facts.get("toolkit") or {}).get("version")
+        return reload_victims(ask, Path("/"), toolkit) if facts.get("gpus") else ()
+
     try:
         engine = params["engine"] or engine_of(params["plan"] or current_plan(instances_dir, instance, Files()))
         launcher = Launcher(
@@ -165,6 +181,7 @@ def main() -> None:
             Files(),
             others=other_backends(engine, run, Path(params["state_dir"])),
             facts=params["facts"],
+            reload_victims=victims,
         )
         if params["mark"]:
             result = launcher.mark(

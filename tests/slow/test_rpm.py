@@ -160,6 +160,7 @@ def test_removal_takes_driver_locks_and_repository(rocky9: RpmHost) -> None:
     assert not [name for name in rocky9.packages() if "nvidia" in name]
     assert "nvidia" not in rocky9.locks()
     assert "socle-nvidia-cuda.repo" not in rocky9.sh("ls /etc/yum.repos.d")
+    assert "nvidia-driver" not in rocky9.sh("ls /etc/dnf/modules.d")
     assert rocky9.driver(gpu_driver_state="absent").expect_success().changed == 0
 
 
@@ -187,6 +188,7 @@ TOOLKIT = """\
         version: "{{ toolkit_version }}"
         facts: "{{ facts }}"
         state: "{{ toolkit_state }}"
+        repository_url: file:///srv/rpm/libnvidia-container
       register: toolkit_plan
 
     - name: Install them

@@ -43,6 +43,8 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.packages im
 LEDGER = "var/lib/socle/gpu_driver.json"
 """What this role holds, so that a hold of somebody else is told from its own."""
 
+DAMAGED_LEDGER = f"/{LEDGER}, which notes what this role holds, is damaged and would be rewritten"
+
 MOK_KEYS = ("var/lib/shim-signed/mok/MOK.der", "var/lib/dkms/mok.pub")
 """Where DKMS of Ubuntu and of Debian keeps the public half of its signing key."""
 
@@ -248,6 +250,8 @@ class Planner:
         result.hold_also = list(self.wanted.hold_also)
         if self._kept() is not None:
             self._settle_for_installed()
+            # Later changes would come from the former address, and with its password.
+            result.refresh = result.repository["moved"]
             return result
         decide.check_secure_boot(self.facts.get("secure_boot"), self.signed, self._is_enrolled(), self.os)
         self._check_held()
@@ -340,9 +344,7 @@ class Planner:
             ]
         ledger = read_ledger(self.host)
         if ledger is None:
-            self.result.reasons.append(
-                f"/{LEDGER}, which notes what this role holds, is damaged and would be rewritten"
-            )
+            self.result.reasons.append(DAMAGED_LEDGER)
         # A note of what is not held any more would make a later hold of somebody else look like one of ours.
         stale = ledger is None or bool(ledger and not self.settings.hold)
         self.result.changed_needed = bool(self.result.hold or self.result.unhold or stale)
@@ -706,7 +708,11 @@ def fill_removal(
     # The kernel that modules of the distribution belong to is held as well, and stays installed.
     result.unhold = sorted(name for name in own if packages.get(name, {}).get("held"))
     if not there:
-        result.changed_needed = bool(result.unhold or (result.repository and result.repository["files"]))
+        # A removal that was interrupted leaves its note, and the next one has to find it.
+        noted = read_ledger(host)
+        if noted is None:
+            result.reasons.append(DAMAGED_LEDGER)
+        result.changed_needed = bool(noted is None or noted or (result.repository and result.repository["files"]))
         return
     check_removal(host, settings, facts)
     others = sorted(name for name in there if packages[name]["held"] and name not in own)

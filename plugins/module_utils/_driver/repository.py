@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
-from urllib.parse import urlsplit
 
+from ansible_collections.socle.inference.plugins.module_utils._address import address_fault
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
@@ -32,14 +32,7 @@ HEADER = "# Written by socle.inference, role gpu_driver; a run replaces it.\n"
 
 def check_address(url: str) -> None:
     """Refuse an address that cannot be one. It is not shown: where its password ends cannot be told."""
-    problem = "has a blank or a control character" if re.search(r"[\s\x00-\x1f\x7f]", url) else ""
-    if not problem and url and not re.match(r"[A-Za-z][\w+.-]*:/", url):
-        problem = "has no scheme"
-    try:
-        if urlsplit(url).port == 0:
-            problem = problem or "has port 0"
-    except ValueError:
-        problem = problem or "has a broken host, IPv6 address or port"
+    problem = address_fault(url) if url else ""
     if problem:
         raise DriverError(
             f"gpu_driver_repository_url {problem}, expected an address such as"
@@ -153,8 +146,13 @@ def logins(root: Path, url: str, components: str) -> str:
 
 
 def _has(root: Path, path: str, text: str) -> bool:
+    return (root / path.lstrip("/")).is_file() and _text(root, path) == text
+
+
+def _text(root: Path, path: str) -> str:
+    """The content; "" where there is no such file."""
     file = root / path.lstrip("/")
-    return file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def source_files(
@@ -167,8 +165,9 @@ def source_files(
     """What the package sources should be.
 
     {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text
-    of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "files": our
-    files that are there, "foreign": whether other files ("foreign_files") name the same repository, and serve as well}.
+    of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "moved": whether
+    ours is there with another address or password, "files": our files that are there, "foreign": whether other files
+    ("foreign_files") name the same repository, and serve as well}.
     """
     own = [OWN_SOURCE, COMPONENTS_SOURCE, AUTH, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
@@ -179,6 +178,7 @@ def source_files(
         "key": OWN_KEY,
         "components": "",
         "missing": False,
+        "moved": False,
         "files": files,
         "foreign": False,
         "foreign_files": [],
@@ -201,5 +201,8 @@ def source_files(
     auth = logins(root, asked, result["components"])
     if auth and not _has(root, AUTH, auth):
         result["missing"] = True
+    if OWN_SOURCE in files and asked:
+        elsewhere = f"\nURIs: {without_password(asked)}\n" not in _text(root, OWN_SOURCE)
+        result["moved"] = elsewhere or _text(root, AUTH) != auth
     result["display"] = without_password(result["url"] or "")
     return result

@@ -12,6 +12,7 @@ import configparser
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
     upstream,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    DAMAGED_LEDGER,
     Host,
     Plan,
     Planner,
     check_wishes,
     fill_removal,
     own_holds,
+    read_ledger,
     running_units,
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
-from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, render
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import HEADER, DnfRepository, render
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import is_same, without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
@@ -45,6 +48,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.packages im
     read_sources,
     read_version_locks,
 )
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 
 NAME = "socle-nvidia-cuda"
 """Of the repository and its files."""
@@ -102,7 +106,7 @@ def enabled_repositories(root: Path) -> dict[str, bool]:
     for path in sorted((root / "etc/yum.repos.d").glob("*.repo")):
         parser = configparser.RawConfigParser(strict=False)
         try:
-            parser.read_string(path.read_text(encoding="utf-8", errors="replace"))
+            parser.read_string(read_regular(path))
         except configparser.Error:
             continue
         for name in parser.sections():
@@ -137,6 +141,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         "key": none.key_path,
         "components": "",
         "missing": False,
+        "moved": False,
         "files": [path for path in paths if (host.root / path.lstrip("/")).is_file()],
         "foreign": False,
         "foreign_files": [],
@@ -146,7 +151,8 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         return result
     same = [entry["file"] for entry in sources if is_same(entry["uri"], repository.url)]
     foreign = [file for file in dict.fromkeys(same) if file != none.path]
-    written = host.read(host.root / none.path.lstrip("/")) == render(rpm_source(repository))
+    text = host.read(host.root / none.path.lstrip("/"))
+    written = text == render(rpm_source(repository))
     result.update(
         url=repository.url,
         key_urls=list(repository.key_urls),
@@ -154,6 +160,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         key_file=repository.key_urls[0].rpartition("/")[2],
         foreign=bool(foreign),
         foreign_files=foreign,
+        moved=not foreign and text.startswith(HEADER) and f"\nbaseurl={repository.url}\n" not in text,
         missing=not foreign and not (written and none.key_path in result["files"]),
         display=without_password(repository.url),
     )
@@ -252,20 +259,26 @@ class RpmPlanner(Planner):
     def _stream_is_right(self) -> bool:
         return self.wanted.stream in (None, dnf.read_stream(self.host.root, rpm_names.MODULE))
 
-    def _holdable(self) -> list[str]:
+    def _parts(self) -> list[str]:
         mine = (name for name in self.packages if rpm_names.is_driver_rpm(name))
         return sorted(name for name in mine if not rpm_names.is_precompiled(name))
 
     def _hold_only(self) -> None:
-        own = own_holds(self.host)
+        """Locks that went missing are set again, and what is noted of others is forgotten; or all are given up."""
+        result, packages = self.result, self.packages
+        noted = read_ledger(self.host)
+        if noted is None:
+            result.reasons.append(DAMAGED_LEDGER)
+        belonging = {name for name in packages if any(fnmatchcase(name, pattern) for pattern in self.wanted.lock)}
         if not self.settings.hold:
-            self.result.unhold = sorted(name for name in own if self.packages.get(name, {}).get("held"))
-        else:
-            self.result.hold = [name for name in self._holdable() if not self.packages[name]["held"]]
-        self.result.changed_needed = bool(self.result.hold or self.result.unhold)
+            belonging = set()
+        own = noted or set()
+        result.hold = sorted(name for name in belonging if not packages[name]["held"])
+        result.unhold = sorted(own - belonging)
+        result.changed_needed = bool(result.hold or result.unhold or noted is None)
 
     def _held_by_others(self) -> list[str]:
-        needed = {*self.wanted.exact, *self.wanted.independent, *self._holdable()}
+        needed = {*self.wanted.exact, *self.wanted.independent, *self._parts()}
         held = {name for name in needed if self.packages.get(name, {}).get("held")}
         return sorted(held - own_holds(self.host))
 
@@ -387,6 +400,11 @@ def _removal(
     )
     own = own_holds(host)
     if own and not there:
-        result.unhold, result.changed_needed = sorted(own), True
-        result.reasons.append(f"locks on {', '.join(sorted(own))} would be lifted")
+        # Locks stay in DNF's list when their packages go.
+        result.unhold = sorted(own)
+        result.reasons.append(f"locks on {', '.join(result.unhold)} would be lifted")
+    stream = dnf.read_stream(host.root, rpm_names.MODULE)
+    if stream is not None:
+        result.action, result.changed_needed = "remove", True
+        result.reasons.append(f"stream {stream} of the module {rpm_names.MODULE} would no longer be enabled")
     return result

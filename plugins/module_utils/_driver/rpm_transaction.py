@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import dkms
@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._gpu.driver import newest_kernel
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import Exact, Request
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import read_packages
 
 EPEL_RELEASE = "epel-release"
@@ -48,6 +49,7 @@ class RpmTransaction:
         if plan["action"] == "remove":
             self.exact.remove(plan["remove"])
             self._release()
+            self._forget_stream()
             return result
         if plan["action"] == "none":
             result["held"] = self._settle_locks()
@@ -76,7 +78,8 @@ class RpmTransaction:
         command = ["dnf", "--assumeyes", *words]
         answer = self.host.run([*dnf.ENGLISH, *command])
         if answer is None or answer[0] != 0:
-            output = "\n".join(answer[1:]) if answer else ""
+            # DNF names a mirror with user and password.
+            output = without_password("\n".join(answer[1:])) if answer else ""
             raise DriverError(f"{dnf.explain(attempt, output)} {UNCHANGED}", cmd=command)
 
     def _take_back(self) -> list[str]:
@@ -176,28 +179,32 @@ class RpmTransaction:
         if not self.hold:
             self._release()
             return []
-        installed = self.exact.installed(self.plan["lock"])
-        stale = own - set(installed)
-        held = sorted(installed)
-        # Noted first: what is noted and not locked is locked by the next run.
-        self._note(held)
-        self._write(dnf.locked(dnf.unlocked(self._locks(), stale), installed.values()))
-        return held
+        packages = read_packages(self.host.run, self.host.root)
+        # A lock that is there and not noted is somebody else's.
+        ours = {
+            name: package
+            for name, package in self.exact.installed(self.plan["lock"]).items()
+            if name in own or not packages.get(name, {}).get("held")
+        }
+        # Noted before it is locked, and until it no longer is: the next run puts right what is not so.
+        self._note(own | set(ours))
+        self.exact.write_locks(dnf.locked(dnf.unlocked(self.exact.read_locks(), own - set(ours)), ours.values()))
+        if own - set(ours):
+            self._note(ours)
+        return sorted(ours)
 
     def _release(self) -> None:
         """Lift every lock of ours, also on what is no part of the driver any more."""
-        self._write(dnf.unlocked(self._locks(), own_holds(self.host)))
+        self.exact.write_locks(dnf.unlocked(self.exact.read_locks(), own_holds(self.host)))
         self._note([])
 
-    def _locks(self) -> str:
-        return self.files.read(self.exact.lock_list) or ""
+    def _forget_stream(self) -> None:
+        """A stream that stays enabled keeps others away; 'dnf module reset' fails where no repository has it."""
+        with explaining(f"reset the module {MODULE}"):
+            self.files.remove(self.host.root / dnf.MODULES_FOLDER / f"{MODULE}.module")
 
-    def _write(self, text: str) -> None:
-        if text != self._locks():
-            self.files.write(self.exact.lock_list, text)
-
-    def _note(self, held: list[str]) -> None:
-        path = self.host.root / LEDGER
+    def _note(self, names: Iterable[str]) -> None:
+        path, held = self.host.root / LEDGER, sorted(names)
         with explaining("note which packages this role locks"):
             if held:
                 self.files.write(path, json.dumps({"held": held}, indent=1) + "\n")

@@ -91,14 +91,23 @@ class Sources:
             self.restore()
             raise
 
-    def missing(self) -> list[str]:
-        """Paths that `add` would write, without a key at hand."""
-        paths = []
-        for path, content in self.texts(b"").items():
+    def outlook(self) -> dict[str, bytes | None]:
+        """Path -> content of what `add` would write or remove, with the key that is there, else an empty one.
+
+        What is there now is noted as by `add`.
+        """
+        if not (self.wanted["missing"] or self.wanted["moved"]):
+            return {}
+        places = [self.root / (self.wanted["key"] + form).lstrip("/") for form in (".asc", ".gpg")]
+        key = next((place.read_bytes() for place in places if place.is_file()), b"")
+        changes = {}
+        for path, content in self.texts(key).items():
             place = self.root / path.lstrip("/")
-            if content is not None and (not place.is_file() or (content and place.read_bytes() != content)):
-                paths.append(path)
-        return paths if self.wanted["missing"] else []
+            before = place.read_bytes() if place.is_file() else None
+            if before != content:
+                self.former[place] = before
+                changes[path] = content
+        return changes
 
     def present(self) -> dict[str, bytes | None]:
         """What is now where `add` wrote."""

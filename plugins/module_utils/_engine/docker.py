@@ -165,11 +165,9 @@ def render(
     """
     name = f"vllm-{check_name(str(plan['instance']))}"
     words = " \\\n    ".join(quote(word) for word in run_words(plan, limits, secrets_dir, selinux))
-    paths: list[str] = []
-    if plan.get("gpus"):
-        # Quadlet adds this by itself. Not for instances without GPUs, whose units stay as they are.
-        paths += [source for source, _target, _read_only in unit.mounts(plan)]
-        paths += [source for source, _target in secret_mounts(plan, secrets_dir)]
+    # Quadlet adds this by itself.
+    paths = [source for source, _target, _read_only in unit.mounts(plan)]
+    paths += [source for source, _target in secret_mounts(plan, secrets_dir)]
     guard = unit.gpu_guard(plan)
     commands = [
         ("Type", "exec"),

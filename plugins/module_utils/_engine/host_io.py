@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import selectors
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
@@ -176,6 +178,37 @@ def explaining(attempt: str) -> Iterator[None]:
         ) from error
 
 
+def make_folders(path: Path) -> None:
+    """Make *path* and all above it that is missing, with mode 0755 whatever the umask is.
+
+    Files get the mode that they are written with whatever it is, so it must not decide who reaches them either: apt's
+    own user its keys, every user of Podman its settings. Who wants a folder for root alone sets its mode.
+    """
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    try:
+        path.mkdir(0o755)
+    except FileExistsError:
+        # Somebody else was faster, or something else is there.
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o755)
+
+
+def read_noted(files: Files, path: Path) -> Any:
+    """The content of a JSON file that socle alone writes: {} where there is none, None where something else is there.
+
+    Raises OSError where it cannot be read, so that a faulty disk is not taken for a host of which nothing was noted.
+    """
+    try:
+        return json.loads(files.read(path) or "{}")
+    except (IsADirectoryError, ValueError, RecursionError):
+        # `NotText` is a ValueError.
+        return None
+
+
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
@@ -199,7 +232,7 @@ class Files:
         """
         if follow:
             path = Path(os.path.realpath(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         staged = path.with_name(f".{path.name}.new")
         with contextlib.suppress(FileNotFoundError):
             staged.unlink()
@@ -213,13 +246,13 @@ class Files:
 
     def ensure_folder(self, path: Path) -> None:
         """A folder that is there, with all above it."""
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
 
     def make_folder(self, path: Path, texts: dict[str, str]) -> None:
         """A new folder with these files; it appears whole or not at all."""
         staged = path.with_name(f".{path.name}.new")
         shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+        make_folders(staged)
         for name, text in texts.items():
             self.write(staged / name, text)
         staged.replace(path)

@@ -186,9 +186,11 @@ class Launcher:
         listens: Callable[[str, int], bool] = accepts_connections,
         others: Sequence[Backend] = (),
         facts: dict[str, Any] | None = None,
+        reload_victims: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """*others* are the backends of other engines, whose units are taken away when an instance moves to this one;
-        *facts* are those of gpu_facts, for instances with GPUs."""
+        *facts* are those of gpu_facts, for instances with GPUs; *reload_victims* names containers of others that lose
+        their GPUs when systemd reads its units anew."""
         self._backend = backend
         self._dir = instances_dir
         self._files = files
@@ -196,6 +198,7 @@ class Launcher:
         self._listens = listens
         self._others = others
         self._facts = facts
+        self._reload_victims = reload_victims
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -293,6 +296,7 @@ class Launcher:
                 raise obstacle
             if obstacle:  # an earlier step of the real run may remove it
                 warnings.append(obstacle.message)
+            warnings += self._reload_warnings(instance)
         restarts = "restarted" if unit.running or unit.active == "deactivating" else "started"
         acted = needed or (done_before and (retry or not failed_before))
         unproven = reuse is None or reuse.number != history.accepted
@@ -464,8 +468,22 @@ class Launcher:
             "argv_changes": argv_changes(before.plan if before else None, plan),
             "unit_before": installed or "",
             "unit_after": text if changed else installed or "",
-            "warnings": [obstacle.message] if obstacle else [],
+            "warnings": [
+                *([obstacle.message] if obstacle else []),
+                *(self._reload_warnings(str(plan["instance"])) if changed else []),
+            ],
         }
+
+    def _reload_warnings(self, instance: str) -> list[str]:
+        """Asked before the reload, after which the containers run on, without their GPUs."""
+        victims = self._reload_victims()
+        if not victims:
+            return []
+        return [
+            f"To start {instance}, systemd reads its units anew, which takes the GPUs from Docker containers of"
+            f" NVIDIA's legacy hook ('Failed to initialize NVML: Unknown Error'): {', '.join(victims)}; restart them"
+            " after this run, and start them with --device nvidia.com/gpu=... in future, which no reload touches."
+        ]
 
     def stop(self, instance: str, check: bool = False) -> dict[str, Any]:
         """Stop the instance; its unit stays and starts again at the next boot or launch."""

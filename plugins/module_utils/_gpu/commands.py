@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading text files and running commands that may hang, for facts. Private to socle.inference."""
+"""Reading files and running commands, of which none may hang the facts. Private to socle.inference."""
 
 # A hung nvidia-smi must not hang the module, and the module's own run_command knows no time limit.
 # pylint: disable=ansible-bad-function
@@ -23,12 +23,28 @@ KILL_WAIT_S = 2.0
 """A process in the driver may ignore SIGKILL for ever (state D); it is left behind then."""
 
 
-def read_text(path: Path) -> str:
-    """The text of *path*; "" where it cannot be read."""
+READ_LIMIT = 4 * 1024**2
+"""Bytes of a file that are read; /proc/cpuinfo of a thousand processors has some 1.5 MiB."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The first READ_LIMIT bytes of a file; none where it cannot be read, or is a pipe, a device or a folder.
+
+    Of what sysfs and procfs hold the size is not asked: they say 0 or 4096 whatever comes.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        # Asked before it is opened, since an opened device may act and an opened pipe waits for its writer.
+        if not path.is_file():
+            return b""
+        with path.open("rb") as stream:
+            return stream.read(READ_LIMIT)
     except OSError:
-        return ""
+        return b""
+
+
+def read_text(path: Path) -> str:
+    """The text of *path*, as `read_bytes` reads it; "" where that has none."""
+    return read_bytes(path).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 def run_limited(argv: Sequence[str], timeout_s: float) -> Answer:

@@ -31,6 +31,7 @@ def gather(run: Run, sys_root: Path, proc_root: Path, os_release: Path, root: Pa
 
     On a host without a PCI device of NVIDIA the engines are asked for their versions, and no other command is run.
     """
+    run = smi.sparing(run)
     devices = pci.nvidia_devices(sys_root)
     present = bool(devices)
     on_bus = pci.read_gpus(devices)

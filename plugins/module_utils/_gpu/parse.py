@@ -1,12 +1,14 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pure parsers of what a Linux host says about itself. Private to socle.inference."""
+"""Parsers of what a Linux host says about itself. Private to socle.inference."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import read_bytes
 
 
 def parse_os_release(text: str) -> dict[str, Any]:
@@ -70,10 +72,7 @@ def read_secure_boot(sys_root: Path) -> bool | None:
     if not efi.is_dir():
         return False
     for variable in sorted((efi / "efivars").glob("SecureBoot-*")):
-        try:
-            content = variable.read_bytes()
-        except OSError:
-            continue
+        content = read_bytes(variable)
         # Four bytes of attributes, then the value.
         if len(content) == 5:
             return content[4] == 1

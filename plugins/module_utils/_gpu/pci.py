@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import read_text
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import read_bytes, read_text
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -99,13 +99,7 @@ def read_nvswitches(devices: Iterable[Path]) -> list[dict[str, str]]:
 
 def has_nvlink5(sys_root: Path) -> bool:
     """Whether an InfiniBand device manages the switches of an NVLink5 board."""
-    for vpd in sorted((sys_root / "class/infiniband").glob("*/device/vpd")):
-        try:
-            if NVLINK5_MARK in vpd.read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
+    return any(NVLINK5_MARK in read_bytes(vpd) for vpd in sorted((sys_root / "class/infiniband").glob("*/device/vpd")))
 
 
 def _devices(sys_root: Path) -> list[Path]:
@@ -204,10 +198,7 @@ def read_acs_redirects(sys_root: Path, gpus: Iterable[Mapping[str, Any]]) -> lis
     for device in _devices(sys_root) if buses else []:
         if not read_text(device / "class").startswith(BRIDGE_CLASS):
             continue
-        try:
-            config = (device / "config").read_bytes()
-        except OSError:
-            config = b""
+        config = read_bytes(device / "config")
         if len(config) < 0x1B:
             unread = True
             continue

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Answer, Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import (
     TIMED_OUT,
 )
@@ -41,6 +42,21 @@ class SmiReport(NamedTuple):
     driver_version: str | None
     cuda_version: str | None
     error: str | None
+
+
+def sparing(run: Run) -> Run:
+    """*run*, but for nvidia-smi after a call of it that hung: each further one would hang as long."""
+    hung = False
+
+    def ask(argv: Sequence[str]) -> Answer | None:
+        nonlocal hung
+        if argv[0] != XML[0]:
+            return run(argv)
+        answer = None if hung else run(argv)
+        hung = hung or (answer is not None and answer[0] == TIMED_OUT)
+        return answer
+
+    return ask
 
 
 def read(run: Run) -> SmiReport:

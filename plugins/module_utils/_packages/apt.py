@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner, make_folders
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 
@@ -86,7 +86,7 @@ def workspace() -> Iterator[Path]:
         folder = Path(name)
         # apt downloads as a user of its own, and makes no folders outside its usual ones.
         folder.chmod(0o755)
-        (folder / "lists/partial").mkdir(parents=True)
+        make_folders(folder / "lists/partial")
         yield folder
 
 

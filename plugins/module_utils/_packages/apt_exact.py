@@ -13,7 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.dpkg import Installed, read_installed
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import RENOTE, SPARED, Holds, refusal
 
 NEWEST = "newest"
 """In place of a version: the candidate, also where an older one is installed."""
@@ -176,11 +176,11 @@ def _refusal(step: str, specs: Sequence[str], done: Completed[str], *, changed: 
     if changed:
         rest = "look at 'dpkg --audit' on the host, put it right ('apt-get -f install'), and repeat the run"
     elif "remove" in reason.lower():
-        rest = "remove what is in the way by hand, and repeat the run. Nothing was changed"
+        rest = f"remove what is in the way by hand, and repeat the run. {SPARED}"
     elif "lock" in reason.lower():
-        rest = "wait until the other package manager ends, and repeat the run. Nothing was changed"
+        rest = f"wait until the other package manager ends, and repeat the run. {SPARED}"
     else:
-        rest = "put the host's package sources right, and repeat the run. Nothing was changed"
+        rest = f"put the host's package sources right, and repeat the run. {SPARED}"
     return f"Cannot {step} {', '.join(specs)}: {reason}; {rest}."
 
 
@@ -196,6 +196,11 @@ def remove(run: Runner, names: Sequence[str], holds: Holds, *, check: bool = Fal
     outcome = Outcome(before=_describe(found, names))
     if not there and not held:
         outcome.after = dict(outcome.before)
+        # What an interrupted removal left: a later hold of the user would be taken for ours.
+        if holds.is_damaged() or own & set(names):
+            outcome.changed, outcome.actions = True, [RENOTE]
+            if not check:
+                holds.drop(names)
         return outcome
     _respect(f"remove {', '.join(there)}", {name for name in there if found[name].held} - own)
     outcome.changed = True
@@ -210,7 +215,7 @@ def remove(run: Runner, names: Sequence[str], holds: Holds, *, check: bool = Fal
         if going:
             raise PackageError(
                 f"Will not remove {', '.join(there)}: that would also remove {', '.join(sorted(going))}; remove these"
-                " by hand if they are not needed, and repeat the run. Nothing was changed."
+                f" by hand if they are not needed, and repeat the run. {SPARED}."
             )
     if check:
         return outcome

@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exac
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
+    check_addresses,
     download_key,
     fetch,
     login,
@@ -24,6 +25,9 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
     take_away,
     without_password,
 )
+
+MARK = "# Written by socle."
+"""The first line of a file of ours; Docker's own instructions make one of the same name."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class AptRepository(PackageSource):
 
 def render(source: AptRepository, key: Path) -> str:
     """The text of the .sources file."""
-    lines = ["# Written by socle.", "Types: deb", f"URIs: {source.uri}", f"Suites: {source.suites}"]
+    lines = [MARK, "Types: deb", f"URIs: {source.uri}", f"Suites: {source.suites}"]
     if source.components:
         lines.append(f"Components: {source.components}")
     return "\n".join([*lines, f"Signed-By: {key}", ""])
@@ -49,7 +53,7 @@ def render_login(source: AptRepository) -> str:
     """The text of the file with user and password of the address; "" for one without."""
     # apt compares paths after it replaced its variables in them.
     line = login(source.uri.partition("$(")[0])
-    return f"# Written by socle.\n{line}" if line else ""
+    return f"{MARK}\n{line}" if line else ""
 
 
 class AptSource:
@@ -105,6 +109,19 @@ class AptSource:
             self._commit(source, key, content, text, old)
         return result
 
+    def probe(self, source: AptRepository) -> None:
+        """Ask for key, index and versions as `present` would, and leave no trace. Raises PackageError."""
+        self._try(source, download_key(source, self._fetch))
+
+    def is_outdated(self, source: AptRepository) -> bool:
+        """Whether the source is there, is ours, and names another address, user or password."""
+        text = self._files.read(self._path(source)) or ""
+        if not text.startswith(MARK):
+            return False
+        check_addresses(source)
+        secret = self._files.read(self._login(source)) or ""
+        return f"\nURIs: {without_password(source.uri)}\n" not in text or secret != render_login(source)
+
     def absent(self, source: AptRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key; the lists go with the next update."""
         paths = [self._shown(path) for path in (self._path(source), *self._keys(source), self._login(source))]
@@ -125,7 +142,7 @@ class AptSource:
         shown = without_password(source.uri)
         with apt.workspace() as folder:
             key = folder / f"key{suffix(content)}"
-            key.write_bytes(content)
+            put(key, content)
             trial = folder / "trial.sources"
             trial.touch(mode=0o600)
             trial.write_text(render(source, key), encoding="utf-8")
@@ -134,7 +151,7 @@ class AptSource:
             if fault:
                 raise PackageError(
                     f"Cannot read the package source {shown}: {fault}; check that the host reaches this address,"
-                    f" or set {source.variable} to a mirror. Nothing was changed.",
+                    f" or set {source.variable} to a mirror. {source.spared}",
                     url=shown,
                 )
             missing = self._missing(source, options)
@@ -172,5 +189,5 @@ def _lacking(source: AptRepository, missing: Mapping[str, apt.Policy]) -> str:
     offered = ", ".join(policy.versions[:5]) or "no version of it"
     return (
         f"Cannot install {wanted}: {without_password(source.uri)} offers {offered}; set a version that is there, or"
-        " complete the mirror. Nothing was changed."
+        f" complete the mirror. {source.spared}"
     )

@@ -130,7 +130,7 @@ def read_stream(root: Path, module: str) -> str | None:
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read_string((root / MODULES_FOLDER / f"{module}.module").read_text(encoding="utf-8"))
-    except (OSError, configparser.Error):
+    except (OSError, UnicodeDecodeError, configparser.Error):
         return None
     if parser.get(module, "state", fallback="") != "enabled":
         return None

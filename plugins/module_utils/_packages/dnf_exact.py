@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import ENGLISH, Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.exact import Outcome
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds, refusal
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import RENOTE, SPARED, Holds, refusal
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 
@@ -27,6 +27,8 @@ PLUGINS = "etc/dnf/plugins"
 LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 TRIED = "Operation aborted"
 """What DNF prints at the end of a transaction that it could carry out but was told not to."""
+
+UNKNOWN = "A transaction that had begun may have changed some packages: see 'dnf history info' and 'dnf check'"
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,14 @@ def has_version(package: Rpm, version: str) -> bool:
 
 
 def removals(output: str) -> list[str]:
-    """Names below "Removing:" in DNF's table of a transaction."""
+    """Names below "Removing:" in DNF's table of a transaction; a row that is too long goes on below, further in."""
     found, inside = [], False
     for line in output.splitlines():
         if re.match(r"\S.*:$", line):
             inside = line.startswith("Removing")
         elif not line.strip():
             inside = False
-        elif inside and line.startswith(" "):
+        elif inside and re.match(r" \S", line):
             found.append(line.split()[0])
     return found
 
@@ -88,9 +90,20 @@ class Exact:
                 found[package.name] = package
         return found
 
+    def read_locks(self) -> str:
+        """The text of DNF's list of locks. Raises EngineError where it is none."""
+        with explaining("read DNF's version locks"):
+            return self.files.read(self.lock_list) or ""
+
+    def write_locks(self, text: str) -> None:
+        """Replace DNF's list of locks where it differs."""
+        if text != self.read_locks():
+            with explaining("write DNF's version locks"):
+                self.files.write(self.lock_list, text)
+
     def locked_names(self) -> set[str]:
         """Packages that a version lock names."""
-        lines = (self.files.read(self.lock_list) or "").splitlines()
+        lines = self.read_locks().splitlines()
         return {name for name in map(dnf.lock_name, lines) if name}
 
     def foreign_locks(self) -> set[str]:
@@ -146,11 +159,14 @@ class Exact:
         locked = (self.locked_names() - self.foreign_locks()) & set(names)
         self._respect(f"remove {', '.join(sorted(found))}", found)
         outcome = Outcome(before=self._describe(found, names), after=dict.fromkeys(names, "absent"))
-        if not found and not locked:
+        # A run that ended in between has left its note of locks that are gone.
+        if not found and not locked and not self._is_outdated(names):
             outcome.after = outcome.before
             return outcome
         outcome.changed = True
-        if found:
+        if not found:
+            outcome.actions.append(f"unlock {', '.join(sorted(locked))}" if locked else RENOTE)
+        else:
             outcome.actions.append(f"remove {', '.join(sorted(found))}")
             # What else they needed may serve others too, such as dkms.
             command = ["dnf", "--setopt=clean_requirements_on_remove=0", "remove", *sorted(found)]
@@ -161,12 +177,12 @@ class Exact:
                 if others:
                     raise PackageError(
                         f"Will not {attempt}: that would also remove {', '.join(others)}; remove"
-                        " these by hand if they are not needed, and repeat the run. Nothing was changed."
+                        f" these by hand if they are not needed, and repeat the run. {SPARED}."
                     )
                 if not check:
-                    self._dnf([*command, plugins, "--assumeyes"], attempt)
+                    self._dnf([*command, plugins, "--assumeyes"], attempt, spared=UNKNOWN)
         if not check:
-            self._write_locks(dnf.unlocked(self.files.read(self.lock_list) or "", set(names) - self.foreign_locks()))
+            self.write_locks(dnf.unlocked(self.read_locks(), set(names) - self.foreign_locks()))
             if self.holds:
                 self.holds.drop(names)
         return outcome
@@ -190,7 +206,7 @@ class Exact:
                 raise PackageError(
                     f"Cannot install {f'{name} {version}'.strip()}: the enabled repositories have"
                     f" {', '.join(versions[:6]) or 'no version of it'}; set a version that is there, or complete the"
-                    " mirror. Nothing was changed."
+                    f" mirror. {SPARED}."
                 )
             best = max(fitting, key=lambda package: version_key(package.version))
             present = found.get(name)
@@ -199,7 +215,7 @@ class Exact:
                 raise PackageError(
                     f"{name} {present.version} is installed, and {best.version} is older: an upgrade in place goes"
                     f" forwards only; set the version to {present.version} or newer, or remove the package first."
-                    " Nothing was changed."
+                    f" {SPARED}."
                 )
             chosen[name] = best
         return chosen
@@ -215,7 +231,7 @@ class Exact:
         if lost:
             raise PackageError(
                 f"Will not {attempt}: that would remove {', '.join(lost)}; remove what conflicts by hand, or choose"
-                " another version. Nothing was changed."
+                f" another version. {SPARED}."
             )
 
     def _carry_out(self, specs: Sequence[str], request: Request, streams: Sequence[Sequence[str]]) -> None:
@@ -228,7 +244,7 @@ class Exact:
                 self._switch(streams, attempt)
                 # All packages, before the first change: what a mirror lacks shows now.
                 self._dnf([*command, "install", "--downloadonly", *specs], attempt)
-                self._dnf([*command, "install", *specs], attempt)
+                self._dnf([*command, "install", *specs], attempt, spared=UNKNOWN)
         except PackageError:
             if streams:
                 if before is None:
@@ -252,7 +268,7 @@ class Exact:
         """Locks at the versions that are installed now; none where they are not to be held. Those of others stay."""
         if request.hold is None:
             return
-        text = self.files.read(self.lock_list) or ""
+        text = self.read_locks()
         patterns = [*(name for name in request.packages if " " not in name), *request.lock]
         foreign = self.foreign_locks()
         ours = {name: package for name, package in self.installed(patterns).items() if name not in foreign}
@@ -266,13 +282,17 @@ class Exact:
             if not check:
                 if self.holds and request.hold:
                     self.holds.add(ours)
-                self._write_locks(after)
-                if self.holds and not request.hold:
-                    self.holds.drop(ours)
+                self.write_locks(after)
+        given_up = gone if request.hold else {*gone, *ours}
+        if self.holds and self._is_outdated(given_up):
+            if not outcome.actions:
+                outcome.actions.append(RENOTE)
+            if not check:
+                self.holds.drop(given_up)
 
-    def _write_locks(self, text: str) -> None:
-        if text != (self.files.read(self.lock_list) or ""):
-            self.files.write(self.lock_list, text)
+    def _is_outdated(self, given_up: Iterable[str]) -> bool:
+        """Whether the note of our locks is damaged, or still has packages whose locks were given up."""
+        return self.holds is not None and (self.holds.is_damaged() or bool(self.holds.own() & set(given_up)))
 
     @contextlib.contextmanager
     def _plugins(self, unlocked: set[str]) -> Iterator[str]:
@@ -287,13 +307,13 @@ class Exact:
             configuration = folder / "versionlock.conf"
             configuration.unlink(missing_ok=True)
             configuration.write_text(f"[main]\nenabled=1\nlocklist={shown}/versionlock.list\n", encoding="utf-8")
-            locks = dnf.unlocked(self.files.read(self.lock_list) or "", unlocked)
+            locks = dnf.unlocked(self.read_locks(), unlocked)
             (folder / "versionlock.list").write_text(locks, encoding="utf-8")
             yield f"--setopt=pluginconfpath={shown}"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _dnf(self, command: Sequence[str], attempt: str, trial: bool = False) -> str:
+    def _dnf(self, command: Sequence[str], attempt: str, trial: bool = False, spared: str = SPARED) -> str:
         answer = self.run([*ENGLISH, *command])
         if answer is None:
             raise PackageError(f"Cannot {attempt}: this host has no dnf; install it, or use a supported distribution.")
@@ -301,7 +321,7 @@ class Exact:
         # DNF names a mirror with user and password.
         output = without_password(f"{stdout}\n{stderr}")
         if rc and not (trial and TRIED in output):
-            raise PackageError(f"{dnf.explain(attempt, output)} Nothing was changed.", cmd=list(command), output=output)
+            raise PackageError(f"{dnf.explain(attempt, output)} {spared}.", cmd=list(command), output=output)
         return stdout if not trial else output
 
     def _describe(self, found: Mapping[str, Rpm], names: Sequence[str]) -> dict[str, str]:

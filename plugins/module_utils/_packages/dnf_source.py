@@ -17,6 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
+    check_addresses,
     download_key,
     fetch,
     take_away,
@@ -83,6 +84,18 @@ class DnfSource:
                 self.files.write(self._at(source.path), text, 0o600 if secret else 0o644)
         return {**result, "changed": True}
 
+    def probe(self, source: DnfRepository) -> None:
+        """Ask for key, index and versions as `present` would, and leave no trace. Raises PackageError."""
+        self._try(source, download_key(source, self.fetch, armoured=True).decode())
+
+    def is_outdated(self, source: DnfRepository) -> bool:
+        """Whether the source is there, is ours, and names another address, user or password."""
+        text = self.files.read(self._at(source.path)) or ""
+        if not text.startswith(HEADER):
+            return False
+        check_addresses(source)
+        return f"\nbaseurl={source.uri}\n" not in text
+
     def absent(self, source: DnfRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key."""
         return take_away(source, [source.path, source.key_path], self.files, self.root, check=check)
@@ -98,7 +111,7 @@ class DnfSource:
         except PackageError as error:
             reason = error.message.partition(": ")[2].replace(f"repository {dnf.PROBE}", "it").rstrip(".")
             raise PackageError(
-                f"Cannot read the package source {shown}: {reason} ({source.variable}). Nothing was changed.", url=shown
+                f"Cannot read the package source {shown}: {reason} ({source.variable}). {source.spared}", url=shown
             ) from error
         for name, version in source.expect.items():
             mine = [package for package in offers if package.name == name]
@@ -106,6 +119,6 @@ class DnfSource:
                 versions = ", ".join(dict.fromkeys(package.full for package in reversed(mine))) or "no version of it"
                 raise PackageError(
                     f"Cannot install {f'{name} {version}'.strip()}: {shown} offers {versions}; set a version that is"
-                    " there, or complete the mirror. Nothing was changed.",
+                    f" there, or complete the mirror. {source.spared}",
                     url=shown,
                 )

@@ -13,7 +13,8 @@ from typing import Any, Callable
 from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.urls import open_url
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._address import address_fault
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, make_folders
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
 Fetch = Callable[[str], bytes]
@@ -52,6 +53,8 @@ class PackageSource:
     """Version by package that the source must offer; "" for any."""
     variable: str = "the repository's URL"
     """What the user changes when the address is wrong."""
+    spared: str = "The package sources are as they were."
+    """How a refusal ends: other things may have changed before in the same run."""
 
 
 def fields(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +67,26 @@ def fields(params: Mapping[str, Any]) -> dict[str, Any]:
 def without_password(uri: str) -> str:
     """The address, or a text with addresses, without user and password, which may hold an @ of its own."""
     return re.sub(r"//[^/\s]*@", "//", uri)
+
+
+def hide_passwords(module: Any) -> None:
+    """Keep user and password of addresses out of all that *module*, an AnsibleModule, returns, its arguments included.
+
+    With -vvv Ansible prints these. The @ belongs to what is hidden: a short password alone is part of other words.
+    """
+
+    def walk(value: Any) -> None:
+        if isinstance(value, str):
+            # An address without a scheme is refused, but has its password.
+            module.no_log_values.update(re.findall(r"(?://|^(?=[^/\s]*:))([^/\s]*@)", value))
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                walk(item)
+
+    walk(module.params)
 
 
 def is_same(uri: str, other: str) -> bool:
@@ -99,8 +122,21 @@ def suffix(content: bytes) -> str:
     return ".asc" if content.lstrip().startswith(b"-----BEGIN") else ".gpg"
 
 
+def check_addresses(source: PackageSource) -> None:
+    """Raises PackageError where source or key have an address that is none; a line break would add lines to a file."""
+    # A key may come as text.
+    addresses = (source.uri, "" if source.key_url.lstrip().startswith("-----BEGIN") else source.key_url)
+    for fault in (address_fault(address) for address in addresses if address):
+        if fault:
+            raise PackageError(
+                f"Cannot use the address of package source {source.name}: it {fault}, expected one such as"
+                f" https://mirror.example.org/repos; correct {source.variable}. {source.spared}"
+            )
+
+
 def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = False) -> bytes:
     """The signing key of *source*; *armoured* takes no other form. Raises PackageError in one sentence."""
+    check_addresses(source)
     if source.key_url.lstrip().startswith("-----BEGIN"):
         return source.key_url.strip().encode() + b"\n"
     shown = without_password(source.key_url)
@@ -111,14 +147,14 @@ def download_key(source: PackageSource, fetcher: Fetch, *, armoured: bool = Fals
         reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
         raise PackageError(
             f"Cannot fetch the signing key {shown}: {reason}; check that the host reaches this address, or"
-            f" set {source.variable} to a mirror. Nothing was changed.",
+            f" set {source.variable} to a mirror. {source.spared}",
             url=shown,
         ) from error
     if not is_key(content) or (armoured and not content.isascii()):
         raise PackageError(
             f"Cannot use {shown} as the signing key of {without_password(source.uri)}: what came is no"
             f" {'armoured ' if armoured else ''}OpenPGP public key (a proxy or login page?); check the address in a"
-            f" browser, or set {source.variable} to a mirror. Nothing was changed.",
+            f" browser, or set {source.variable} to a mirror. {source.spared}",
             url=shown,
         )
     return content
@@ -129,7 +165,7 @@ def put(path: Path, content: bytes | None, mode: int = 0o644) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     staged = path.with_name(f".{path.name}.new")
     staged.unlink(missing_ok=True)
     # Nobody else reads it before it has its mode.

@@ -15,6 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_containers,
     checks_driver,
     checks_hardware,
+    checks_inventory,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
 from ansible_collections.socle.inference.plugins.module_utils._stack.gather import gather_stack
@@ -27,15 +28,18 @@ class CheckError(SocleError):
 
 
 CHECKS: tuple[Check, ...] = tuple(
-    sorted((*checks_hardware.CHECKS, *checks_driver.CHECKS, *checks_containers.CHECKS), key=lambda check: check.id)
+    sorted(
+        (*checks_hardware.CHECKS, *checks_driver.CHECKS, *checks_containers.CHECKS, *checks_inventory.CHECKS),
+        key=lambda check: check.id,
+    )
 )
 """By id. An id is never used again for something else."""
 
 PREVENTED = {
     "SOC-H23": (
         "The vendor's repository is broken or out of reach",
-        "Not seen before it is asked. Role gpu_driver names address, package and what the repository has; nothing is"
-        " installed then. gpu_driver_repository_url takes a mirror.",
+        "Not seen before it is asked, which is before anything is installed. The message names address, package and"
+        " what the repository has, and the variable that takes a mirror.",
     ),
     "SOC-H32": (
         "The engine dies with status 0 and stays down",

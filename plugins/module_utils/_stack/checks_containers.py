@@ -99,9 +99,15 @@ def _legacy_runtime(facts: Tree, stack: Tree) -> str | None:
     return f"Docker's runtime nvidia uses the legacy hook (toolkit {toolkit}, {mode or 'the default mode'})"
 
 
+def _removes_toolkit(intent: Tree) -> bool:
+    return bool(intent.get("toolkit_state") == "absent")
+
+
 def _toolkit_change(facts: Tree, intent: Tree) -> str | None:
     """What provisioning would do to the toolkit's packages, in words."""
     found, asked = tree(facts, "toolkit").get("version"), str(intent.get("toolkit_version") or "")
+    if _removes_toolkit(intent):
+        return f"removes container toolkit {found}" if found else None
     if not found:
         return "installs the container toolkit"
     if asked:
@@ -124,7 +130,17 @@ def _reload_causes(facts: Tree, stack: Tree, intent: Tree) -> list[str]:
 def reload_ahead(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     victims = stack.get("reload_victims") or []
     causes = _reload_causes(facts, stack, intent) if victims else []
-    return {"containers": victims, "causes": " and ".join(causes)} if causes else None
+    if not causes:
+        return None
+    # CDI goes with the toolkit, so that there is no other way for them to keep their GPUs.
+    remedy = (
+        "Stop them for good, as none of them gets GPUs without the toolkit, or leave gpu_container_toolkit_state at"
+        " present; to let it happen, set host_checks_ignore: [SOC-H94]"
+        if _removes_toolkit(intent)
+        else "Stop them for the run, or start them with --device nvidia.com/gpu=... instead of --gpus or --runtime"
+        " nvidia; to let it happen, set host_checks_ignore: [SOC-H94] and restart them afterwards"
+    )
+    return {"containers": victims, "causes": " and ".join(causes), "remedy": remedy}
 
 
 def legacy_hook(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -718,8 +734,7 @@ CHECKS = (
         " would change.",
         "Playbook provision.yml {causes}, which has systemd read its units anew and so takes the GPUs from Docker"
         " containers of the legacy hook ('Failed to initialize NVML: Unknown Error'): {containers}.",
-        "Stop them for the run, or start them with --device nvidia.com/gpu=... instead of --gpus or --runtime nvidia;"
-        " to let it happen, set host_checks_ignore: [SOC-H94] and restart them afterwards.",
+        "{remedy}.",
         reload_ahead,
     ),
 )

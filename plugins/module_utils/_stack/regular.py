@@ -6,19 +6,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LIMIT = 4 * 1024**2
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import READ_LIMIT, read_text
+
+LIMIT = READ_LIMIT
 """Bytes of a file that are read; a CDI spec of sixteen GPUs in MIG mode has some 200 KiB."""
 
 
 def read_regular(path: Path) -> str:
     """The first `LIMIT` bytes of a file, as text; "" where there is none, or a pipe, a device or a folder."""
-    try:
-        if not path.is_file():
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(LIMIT).decode("utf-8", "replace").replace("\r\n", "\n")
-    except OSError:
-        return ""
+    return read_text(path)
 
 
 def obstacle(path: Path) -> str | None:

@@ -42,6 +42,9 @@ FLAGS = {
 """dockerd's flags for what is set here, without their dashes; a flag of a proxy is called as its key. dockerd does not
 start with a flag and a key for the same thing, and its --validate does not see the flags of the service."""
 
+DEPTH = 50
+"""What is nested deeper, and can still be read, may be too deep to be written."""
+
 Leaves = dict[str, Any]
 """Values by path, such as {"features/cdi": True}. A list, and an entry of default-ulimits, is one value."""
 
@@ -83,17 +86,35 @@ def parse(text: str | None, path: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(text)
+        too_deep = _is_deeper(content, DEPTH)
     except ValueError as error:
         raise ToolkitError(
             f"Cannot add settings to {path}: it is not valid JSON ({error}), so Docker would not start with it either;"
             " correct the file by hand, then repeat the run. Nothing was changed."
         ) from error
+    except RecursionError:
+        content, too_deep = None, True
+    if too_deep:
+        raise ToolkitError(
+            f"Cannot add settings to {path}: it is nested more than {DEPTH} deep, which no setting of Docker is;"
+            " correct the file by hand, then repeat the run. Nothing was changed."
+        )
     if not isinstance(content, dict):
         raise ToolkitError(
             f"Cannot add settings to {path}: it holds a {type(content).__name__}, expected a JSON object; correct the"
             " file by hand, then repeat the run. Nothing was changed."
         )
     return content
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _depth in range(limit):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [one for values in inner for one in values]
+        if not level:
+            return False
+    return True
 
 
 def digest(value: Any) -> str:
@@ -273,28 +294,63 @@ class Ledger:
     """Whether Docker was not on the host before."""
     former: Mapping[str, Any] = field(default_factory=dict)
     """What others had set before, by path, for when ours goes; in the clear, so the file is root's alone."""
+    coming: Mapping[str, str] = field(default_factory=dict)
+    coming_former: Mapping[str, Any] = field(default_factory=dict)
+    """The same two for a file that is about to be written, or just was."""
 
 
-def parse_ledger(text: str | None) -> Ledger:
-    """The ledger's content; a damaged one counts as empty, so that nothing is taken for ours."""
-    try:
-        content = json.loads(text or "{}")
-    except ValueError:
-        return Ledger()
+def towards(before: Ledger, after: Ledger) -> Ledger:
+    """The ledger while the file is replaced, true of the old file and of the new one."""
+    return Ledger(before.ours, after.installed_here, before.former, after.ours, after.former)
+
+
+def settled(ledger: Ledger, content: Mapping[str, Any]) -> Ledger:
+    """The ledger by what the file holds, after a run that was killed while it replaced the file."""
+    ours, former = dict(ledger.ours), dict(ledger.former)
+    for path, mark in ledger.coming.items():
+        if digest(get(content, path)) == mark:
+            ours[path] = mark
+            former.pop(path, None)
+            if path in ledger.coming_former:
+                former[path] = ledger.coming_former[path]
+    return Ledger(ours, ledger.installed_here, former)
+
+
+def parse_ledger(content: Any) -> Ledger:
+    """The ledger from its file's JSON; a damaged one counts as empty, so that nothing is taken for ours."""
     if not isinstance(content, dict) or not isinstance(content.get("set"), dict):
         return Ledger()
-    ours = {str(path): str(mark) for path, mark in content["set"].items()}
-    former = content.get("former")
-    return Ledger(ours, content.get("installed") is True, former if isinstance(former, dict) else {})
+    coming = content.get("coming")
+    coming = coming if isinstance(coming, dict) else {}
+    return Ledger(
+        _marks(content["set"]),
+        content.get("installed") is True,
+        _values(content.get("former")),
+        _marks(coming.get("set")),
+        _values(coming.get("former")),
+    )
+
+
+def _marks(value: Any) -> dict[str, str]:
+    return {str(path): str(mark) for path, mark in value.items()} if isinstance(value, dict) else {}
+
+
+def _values(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def render_ledger(ledger: Ledger) -> str:
     """The ledger's text."""
-    content = {
+    content: dict[str, Any] = {
         "former": dict(sorted(ledger.former.items())),
         "installed": ledger.installed_here,
         "set": dict(sorted(ledger.ours.items())),
     }
+    if ledger.coming:
+        content["coming"] = {
+            "former": dict(sorted(ledger.coming_former.items())),
+            "set": dict(sorted(ledger.coming.items())),
+        }
     return json.dumps(content, indent=1) + "\n"
 
 

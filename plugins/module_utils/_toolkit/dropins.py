@@ -91,14 +91,3 @@ def check_proxies(settings: Settings) -> None:
             " password, such as a forwarding proxy on the host that logs in to yours, or take Docker, whose settings"
             " only root reads. Nothing was changed."
         )
-
-
-def check_mirrors(mirrors: tuple[str, ...]) -> None:
-    """Raises ToolkitError where a mirror is not an address that both engines take."""
-    for mirror in mirrors:
-        address = urlsplit(mirror)
-        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc or address.query:
-            raise ToolkitError(
-                f"Cannot use a registry mirror at '{mirror.rpartition('@')[2]}': expected an address such as"
-                " https://mirror.example.org:5000 without user and password; correct container_engine_registry_mirrors."
-            )

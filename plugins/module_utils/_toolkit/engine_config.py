@@ -4,19 +4,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner, explaining
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
+    Files,
+    Runner,
+    explaining,
+    read_noted,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dockerd, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import addresses, daemon_json, dockerd, dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Ledger, Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import DOCKER_PROXIES, Which
 
@@ -88,7 +94,7 @@ class EngineConfig:
 
     def podman(self, settings: Settings, version: str | None, *, check: bool = False) -> Outcome:
         """Write the drop-ins. Podman has no daemon: nothing that runs is touched."""
-        dropins.check_mirrors(settings.mirrors)
+        addresses.check(settings)
         dropins.check_proxies(settings)
         texts = {
             dropins.CONTAINERS: dropins.containers_conf(settings, version),
@@ -142,20 +148,23 @@ class EngineConfig:
         *fresh* says that Docker was not on the host before this run; *restart* is one of dockerd.RESTARTS. Raises
         ToolkitError where a restart is due and must not come; then nothing was changed.
         """
-        dropins.check_mirrors(settings.mirrors)
+        addresses.check(settings)
         if settings.log_max_size:
             dropins.size_bytes(settings.log_max_size)
         path = self._root / DAEMON_JSON
-        text = self._files.read(path)
+        with explaining(f"add settings to /{DAEMON_JSON}"):
+            text = self._files.read(path)
+            noted = daemon_json.parse_ledger(read_noted(self._files, self._ledger))
         content = daemon_json.parse(text, f"/{DAEMON_JSON}")
-        ledger = daemon_json.parse_ledger(self._files.read(self._ledger))
+        ledger = daemon_json.settled(noted, content)
         installed_here = fresh or ledger.installed_here
         service = dockerd.read(self._run, self._files, self._root)
         hard, soft = daemon_json.wanted(
             settings, content, ledger.ours, version, flags=service.flags, installed_here=installed_here
         )
         merged, ours, former = daemon_json.merge(content, hard, soft, ledger.ours, ledger.former)
-        ledger_after = Ledger(ours, installed_here, former)
+        # Whatever happens to the settings, Docker stays one that socle brought.
+        before, after = replace(ledger, installed_here=installed_here), Ledger(ours, installed_here, former)
         outcome = Outcome()
         if content.get("default-runtime") == "nvidia":
             outcome.warnings.append(
@@ -177,25 +186,59 @@ class EngineConfig:
         outcome.changed = outcome.changed or outcome.action != "none"
         if check:
             return outcome
-        with explaining("write Docker's settings"):
-            if outcome.action != "none":
-                self._files.write(self._root / PENDING, outcome.action if service.running else "none")
-            # First, so that an interrupted run does not take its own values for somebody else's.
-            if ledger_after != ledger:
-                self._files.write(self._ledger, daemon_json.render_ledger(ledger_after), 0o600)
+        if merged == content and outcome.action == "none":
+            if after != noted:
+                with explaining("note which of Docker's settings are socle's"):
+                    self._note(after)
+            return outcome
+        mark = outcome.action if service.running else "none"
+        mode = self._mode(path, settings)
+        with explaining("write Docker's settings"), self._undoing(noted, before, pending):
+            # In this order, since a run may be killed between any two of them. The mark comes first: without it nobody
+            # would ever tell dockerd of the new file, while one too many costs a restart at most. The ledger that goes
+            # before the file is true of the old and of the new one: one for the old file alone would have the next run
+            # take our values for somebody else's, one for the new file alone lose what somebody else had set.
+            self._files.write(self._root / PENDING, mark)
             if merged != content:
-                self._files.write(path, daemon_json.render(merged), self._mode(path, settings), follow=True)
-        if outcome.action != "none":
-            fault = self._take_over(outcome.action)
-            if fault:
-                with explaining("put Docker's settings back"):
-                    self._files.write(self._ledger, daemon_json.render_ledger(ledger), 0o600)
-                    self._replace(DAEMON_JSON, text or "", self._mode(path, settings), follow=True)
-                    self._files.remove(self._root / PENDING)
-                raise ToolkitError(self._give_back(outcome.action, fault), stderr=fault)
-            with explaining("note that Docker took its settings over"):
+                self._note(daemon_json.towards(before, after))
+                self._files.write(path, daemon_json.render(merged), mode, follow=True)
+        fault = self._take_over(outcome.action)
+        if fault:
+            with explaining("put Docker's settings back"):
+                self._replace(DAEMON_JSON, text or "", self._mode(path, settings), follow=True)
+                self._note(before)
                 self._files.remove(self._root / PENDING)
+            raise ToolkitError(self._give_back(outcome.action, fault), stderr=fault)
+        with explaining("note that Docker took its settings over"):
+            self._files.remove(self._root / PENDING)
+            if merged != content or after != noted:
+                self._note(after)
         return outcome
+
+    def _note(self, ledger: Ledger) -> None:
+        if ledger == Ledger():
+            self._files.remove(self._ledger)
+        else:
+            self._files.write(self._ledger, daemon_json.render_ledger(ledger), 0o600)
+
+    @contextlib.contextmanager
+    def _undoing(self, noted: Ledger, before: Ledger, pending: str | None) -> Iterator[None]:
+        """Put ledger and mark back where one of the files cannot be written; daemon.json, the last one, is as it was.
+
+        Else the mark would have dockerd restarted for a file that did not change.
+        """
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                if pending is None:
+                    self._files.remove(self._root / PENDING)
+                else:
+                    self._files.write(self._root / PENDING, pending)
+            with contextlib.suppress(OSError):
+                if daemon_json.parse_ledger(read_noted(self._files, self._ledger)) != before:
+                    self._note(before)
+            raise
 
     def _validate(self, text: str, version: str | None) -> None:
         dockerd = self._which("dockerd")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import (
@@ -188,11 +188,18 @@ def redhat_offers(run: Runner, names: Sequence[str]) -> dict[str, str | None]:
 
 
 def plan(
-    run: Runner, request: Request, installed: Mapping[str, str | None], root: Path = Path("/"), *, check: bool = False
+    run: Runner,
+    request: Request,
+    installed: Mapping[str, str | None],
+    root: Path = Path("/"),
+    *,
+    check: bool = False,
+    moved: Callable[[Mapping[str, Any]], bool] = lambda _repository: False,
 ) -> dict[str, Any]:
     """What role container_engine has to do: engine, version, source, fresh, family, packages, repository.
 
     *version* is None as long as Docker's own repository was not read; *fresh* says that the engine is not there yet.
+    *moved* tells whether Docker's own repository has another address than its file on the host.
     Raises ToolkitError where an upgrade of Docker would stop containers that must not be stopped.
     """
     kind = family(request.os)
@@ -221,6 +228,9 @@ def plan(
         }
     else:
         packages = _additions(run, kind, engine, root)
+        if engine == "docker" and request.docker_source == "docker" and kind == "debian":
+            known = docker_repository(request, [])
+            repository = known if moved(known) else None
     upgrades = source != "installed" and installed.get(engine) is not None
     if upgrades and engine == "docker" and dockerd.read(run, Files(), root).running:
         dockerd.allow_restart(run, request.restart, f"an upgrade of Docker {installed[engine]}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
@@ -62,14 +62,17 @@ def plan(
     downgrade: bool = False,
     remove: bool = False,
     own_holds: Collection[str] = (),
+    moved: Callable[[Mapping[str, Any]], bool] = lambda _repository: False,
     root: Path = Path("/"),
 ) -> dict[str, Any]:
-    """What is to be installed: {"family", "version", "packages", "due", "replaces", "repository"}.
+    """What is to be installed: {"family", "version", "packages", "due", "changing", "replaces", "expect", "repository"}
 
     *packages* is the answer of ``read_packages``. An empty *version* keeps what is installed where that may stay, else
-    takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold. *own_holds* are
-    packages that socle holds. Raises ToolkitError for versions that must not be installed, where one would become
-    older, and where somebody else holds a package that would change.
+    takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold, or the source has
+    another address than its file on the host, which *moved* tells; *changing* the same without holds, so that the
+    source is asked; *expect* is what it must offer then. *own_holds* are packages that socle holds. Raises ToolkitError
+    for versions that must not be installed, where one would become older, and where somebody else holds a package that
+    would change.
     """
     kind = family(os)
     foreign = {name for name in PACKAGES if packages.get(name, {}).get("held")} - set(own_holds)
@@ -86,6 +89,8 @@ def plan(
             "packages": dict.fromkeys(PACKAGES, ""),
             "due": any(name in packages for name in PACKAGES),
             "replaces": [],
+            "changing": False,
+            "expect": {},
             "repository": dict(REPOSITORY[kind]),
         }
     there = {name: packages[name] for name in PACKAGES if packages.get(name, {}).get("status") == "installed"}
@@ -107,15 +112,20 @@ def plan(
     foreign -= {name for name, package in there.items() if str(package["version"]).rpartition(":")[2] == exact}
     if foreign:
         raise ToolkitError(refusal(f"install NVIDIA's container toolkit {version}", foreign, kind))
-    settled = len(there) == len(PACKAGES) and all(
-        str(package["version"]).rpartition(":")[2] == exact and package["held"] for package in there.values()
+    whole = len(there) == len(PACKAGES) and all(
+        str(package["version"]).rpartition(":")[2] == exact for package in there.values()
     )
+    settled = whole and all(package["held"] for package in there.values())
     replaces = replaced_sources(root, SOURCE_KINDS, FILES[kind], "NVIDIA's container toolkit")
+    changing = not whole or bool(replaces) or moved(REPOSITORY[kind])
     return {
         "family": kind,
         "version": version,
         "packages": dict.fromkeys(PACKAGES, exact),
-        "due": not settled or bool(replaces),
+        "due": not settled or changing,
+        "changing": changing,
         "replaces": replaces,
+        # A mirror need not keep the version that is installed.
+        "expect": {} if whole and not replaces else dict.fromkeys(PACKAGES, exact),
         "repository": dict(REPOSITORY[kind]),
     }

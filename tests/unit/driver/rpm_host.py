@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
 
@@ -27,6 +28,23 @@ def rpm(name: str, version: str, repository: str = "cuda") -> Rpm:
 def row(package: Rpm) -> str:
     fields = (package.name, package.epoch, package.version, package.release, package.arch, package.repository)
     return "\t".join(fields) + "\n"
+
+
+class Interrupted(Files):
+    """Ends the run instead of writing or removing files of one name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, path: Path, text: str, mode: int = 0o644, *, follow: bool = False) -> None:
+        if path.name == self.name:
+            raise KeyboardInterrupt
+        super().write(path, text, mode, follow=follow)
+
+    def remove(self, path: Path) -> None:
+        if path.name == self.name:
+            raise KeyboardInterrupt
+        super().remove(path)
 
 
 class RpmHost:
@@ -147,6 +165,8 @@ class RpmHost:
             if self.fails_late:
                 return 1, "", "Error: Transaction failed\n"
             self._install(words[words.index("install") + 1 :])
+            for name in self.removes if "--allowerasing" in words else ():
+                self.installed.pop(name, None)
         if "remove" in words:
             for name in words[words.index("remove") + 1 :]:
                 self.installed.pop(name, None)

@@ -5,20 +5,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._driver import rpm_names
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, summary
-from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import RpmPlan, newest, rpm_plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import (
+    RpmPlan,
+    newest,
+    rpm_plan,
+    rpm_source,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_transaction import RpmTransaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
+from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import render
 
-from tests.unit.driver.rpm_host import KERNEL, PARTS, RpmHost, facts, rpm
+from tests.unit.driver.rpm_host import KERNEL, PARTS, URL, Interrupted, RpmHost, facts, rpm
 
 BASE = "https://mirror.example/repos"
 
@@ -213,15 +221,9 @@ def test_installing_enables_the_stream_locks_and_notes_the_locks(host: RpmHost) 
 def test_locks_are_noted_before_they_are_written(host: RpmHost) -> None:
     """Else a run that ends in between leaves locks that a later upgrade takes for somebody else's."""
 
-    class Interrupted(Files):
-        def write(self, path: Path, text: str, mode: int = 0o644) -> None:
-            if path.name == "versionlock.list":
-                raise KeyboardInterrupt
-            super().write(path, text, mode)
-
     found = plan(host).as_dict()
     with pytest.raises(KeyboardInterrupt):
-        RpmTransaction(host.host(), found, KERNEL, True, Interrupted()).carry_out(False)
+        RpmTransaction(host.host(), found, KERNEL, True, Interrupted("versionlock.list")).carry_out(False)
     assert "kmod-nvidia-open-dkms" in json.loads((host.root / LEDGER).read_text())["held"]
 
 
@@ -360,6 +362,7 @@ def test_removal_takes_packages_and_locks(host: RpmHost) -> None:
     assert not [name for name in host.installed if "nvidia" in name]
     assert "kernel-devel-matched" in host.installed
     assert host.locks == ""
+    assert host.stream is None
     assert plan(host, state="absent").action == "none"
 
 
@@ -398,7 +401,7 @@ def test_a_refusal_takes_back_what_made_the_transaction_possible(host: RpmHost, 
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("written between the plan and the transaction\n")
     host.removes = ["cockpit"]
-    with pytest.raises(SocleError, match=r"that would remove cockpit.*Nothing was changed\.$"):
+    with pytest.raises(SocleError, match=r"that would remove cockpit.*These packages are as they were\.$"):
         carry_out(host, found)
     assert host.installed == {}
     assert [path.name for path in (host.root / "etc/yum.repos.d").iterdir()] == ["rocky.repo"]
@@ -516,3 +519,153 @@ def test_a_mirror_that_does_not_answer_is_named_without_its_password(host: RpmHo
     assert "cret" not in str(raised.value)
     words = [word for call in host.calls for word in call]
     assert "repoquery" in words and not [word for word in words if "cret" in word], "everybody sees a command"
+
+
+def test_a_new_address_is_noticed_although_no_package_changes(host: RpmHost) -> None:
+    settled(host)
+    file = host.root / "etc/yum.repos.d/socle-nvidia-cuda.repo"
+    written = render(rpm_source(rpm_names.rpm_repository(facts()["os"], facts()["arch"], BASE)))
+    file.write_text(written)
+    for text, moved in ((written, False), (written.replace(URL, "https://former.example/"), True), ("", False)):
+        file.write_text(text)
+        found = plan(host)
+        assert found.repository is not None and found.repository["moved"] is moved
+        assert not found.changed_needed and found.action == "none"
+    # One that somebody else wrote by the same name.
+    file.write_text("[socle-nvidia-cuda]\nbaseurl=https://former.example/\n")
+    found = plan(host)
+    assert found.repository is not None and found.repository["moved"] is False
+
+
+def ledger(host: RpmHost) -> list[str]:
+    path = host.root / LEDGER
+    return json.loads(path.read_text())["held"] if path.exists() else []
+
+
+DAMAGED = ("[[", "[" * 200_000, "[]", '{"held": [1]}')
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_damaged_ledger_takes_no_lock_for_ours_and_is_rewritten(host: RpmHost, text: str, hold: bool) -> None:
+    settled(host)
+    locks = host.locks
+    (host.root / LEDGER).write_text(text)
+    found = plan(host, hold=hold)
+    assert found.changed_needed and "is damaged and would be rewritten" in found.reasons[-1]
+    carry_out(host, found, hold)
+    assert host.locks == locks and ledger(host) == [] and not (host.root / LEDGER).exists()
+    assert not plan(host, hold=hold).changed_needed
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_ledger_goes_with_a_driver_that_is_gone(host: RpmHost, text: str) -> None:
+    (host.root / LEDGER).parent.mkdir(parents=True)
+    (host.root / LEDGER).write_text(text)
+    found = plan(host, state="absent")
+    assert found.changed_needed
+    carry_out(host, found)
+    assert not (host.root / LEDGER).exists()
+    assert not plan(host, state="absent").changed_needed
+
+
+def test_a_lock_of_somebody_else_is_never_noted_as_ours(host: RpmHost) -> None:
+    host.driver("580.159.03")
+    host.lock_list.write_text("libnvidia-ml-3:580.159.03-1.el9.*\n")
+    carry_out(host, plan(host))
+    assert "nvidia-driver-cuda" in ledger(host) and "libnvidia-ml" not in ledger(host)
+    assert not plan(host).changed_needed
+    carry_out(host, plan(host, hold=False), hold=False)
+    assert host.locks == "libnvidia-ml-3:580.159.03-1.el9.*\n"
+
+
+def test_locks_of_packages_that_went_by_hand_are_lifted_and_forgotten(host: RpmHost) -> None:
+    settled(host)
+    del host.installed["nvidia-modprobe"]
+    found = plan(host)
+    assert found.changed_needed
+    carry_out(host, found)
+    assert "nvidia-modprobe" not in host.locks and "nvidia-modprobe" not in ledger(host)
+    assert not plan(host).changed_needed
+
+
+def test_a_note_of_locks_that_were_given_up_does_not_stay(host: RpmHost) -> None:
+    settled(host)
+    noted = (host.root / LEDGER).read_text()
+    carry_out(host, plan(host, hold=False), hold=False)
+    (host.root / LEDGER).write_text(noted)
+    carry_out(host, plan(host, hold=False), hold=False)
+    assert not (host.root / LEDGER).exists()
+    assert not plan(host, hold=False).changed_needed
+
+
+@pytest.mark.parametrize("name", ["versionlock.list", "gpu_driver.json"])
+def test_a_removal_that_was_interrupted_leaves_nothing_after_the_next_run(host: RpmHost, name: str) -> None:
+    settled(host)
+    found = plan(host, state="absent").as_dict()
+    with pytest.raises(KeyboardInterrupt):
+        RpmTransaction(host.host(), found, KERNEL, True, Interrupted(name)).carry_out(False)
+    assert not any("nvidia" in package for package in host.installed) and ledger(host)
+    again = plan(host, state="absent")
+    assert again.changed_needed and again.unhold
+    carry_out(host, again)
+    assert host.locks == "" and not (host.root / LEDGER).exists()
+    assert not plan(host, state="absent").changed_needed
+
+
+def test_locks_that_are_no_longer_ours_are_lifted_by_the_next_run_where_one_ends_in_between(host: RpmHost) -> None:
+    settled(host)
+    del host.installed["nvidia-modprobe"]
+    with pytest.raises(KeyboardInterrupt):
+        RpmTransaction(host.host(), plan(host).as_dict(), KERNEL, True, Interrupted("versionlock.list")).carry_out(
+            False
+        )
+    carry_out(host, plan(host))
+    assert "nvidia-modprobe" not in host.locks
+
+
+def test_the_switch_manager_of_nvlink5_is_no_reason_for_a_change_in_every_run(host: RpmHost) -> None:
+    host.offered += [Rpm(name, "0", "2025.10", "1", "x86_64", "cuda") for name in ("nvlsm", "infiniband-diags")]
+    given = facts(nvlink5=True)
+    carry_out(host, plan(host, given))
+    assert "nvlsm" in host.installed
+    assert not plan(host, given).changed_needed
+
+
+def test_a_step_that_dnf_refuses_shows_no_password_of_a_mirror(host: RpmHost) -> None:
+    without_dkms(host)
+    said = "Error: Failed to retrieve https://user:geheim@mirror.example/epel.rpm\n"
+    found, answer = plan(host, facts(os=RHEL)).as_dict(), host.run
+
+    def run(argv: Sequence[str]) -> tuple[int, str, str] | None:
+        return (1, "", said) if "config-manager" in argv else answer(argv)
+
+    reached = Host(run, host.root, host.root / "proc", lambda _text: "")
+    with pytest.raises(DriverError, match=r"//mirror\.example/epel\.rpm") as caught:
+        RpmTransaction(reached, found, KERNEL, True, Files()).carry_out(False)
+    assert "geheim" not in f"{caught.value} {caught.value.fields}"
+
+
+def test_a_repository_file_that_is_none_is_passed_over(host: RpmHost) -> None:
+    without_dkms(host)
+    (host.root / "etc/yum.repos.d/away.repo").symlink_to("nowhere")
+    (host.root / "etc/yum.repos.d/folder.repo").mkdir()
+    assert plan(host, facts(os=RHEL)).enable
+
+
+def test_a_list_of_locks_that_is_no_text_is_one_sentence_before_anything_changes(host: RpmHost) -> None:
+    host.lock_list.write_bytes(b"bash-\xff\n")
+    with pytest.raises(SocleError, match=r"^Cannot read DNF's version locks: .*versionlock\.list"):
+        carry_out(host, plan(host))
+    assert host.installed == {} and host.lock_list.read_bytes() == b"bash-\xff\n"
+
+
+def test_a_stream_that_was_left_enabled_without_a_driver_goes(host: RpmHost) -> None:
+    host.enable("580-open")
+    found = plan(host, state="absent")
+    assert "stream 580-open of the module nvidia-driver would no longer be enabled" in summary(found)
+    carry_out(host, found, check=True)
+    assert host.stream == "580-open"
+    carry_out(host, found)
+    assert host.stream is None
+    assert not plan(host, state="absent").changed_needed

@@ -303,3 +303,45 @@ def test_a_key_without_a_scheme_is_not_asked_for_and_not_shown(fake: FakeHost) -
     with pytest.raises(DriverError, match="is no valid address; correct gpu_driver_repository_key") as raised:
         settle(fake, web, key="me:s@cret@m.example.org/key")
     assert web.asked == [] and "cret" not in str(raised.value)
+
+
+def moved(fake: FakeHost, url: str) -> Any:
+    fake.install("580.178.04", held=True)
+    fake.write("var/lib/socle/gpu_driver.json", json.dumps({"held": fake.held()}))
+    return plan(fake.host(), settings(repository_url=url), facts())
+
+
+OTHER = "https://other.example.org/cuda/repos"
+
+
+def test_a_new_address_is_written_although_no_package_changes(fake: FakeHost) -> None:
+    settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert not moved(fake, "https://mirror.example.org/cuda/repos").refresh
+    found = moved(fake, OTHER)
+    assert found.refresh and not found.changed_needed and found.action == "none"
+    web = Web()
+    web.answers = {f"{OTHER}/debian13/x86_64/cuda-archive-keyring.gpg": KEYRING}
+    sources = Sources(fake.run, fake.root, web, found.repository or {}, lambda: 0.0)
+    changes = sources.outlook()
+    assert list(changes) == [OWN_SOURCE] and fake.root / OWN_SOURCE[1:] in sources.former
+    (shown,) = diff({Path("/") / path.relative_to(fake.root): text for path, text in sources.former.items()}, changes)
+    assert f"URIs: {URL}\n" in shown["before"] and f"URIs: {OTHER}/debian13/x86_64/\n" in shown["after"]
+    final, written, _warnings = sources.settle("", lambda: moved(fake, OTHER))
+    assert written == [OWN_SOURCE] and not final.refresh and not final.changed_needed
+    assert f"URIs: {OTHER}/" in (fake.root / OWN_SOURCE[1:]).read_text()
+
+
+def test_a_new_password_is_written_although_no_package_changes(fake: FakeHost) -> None:
+    web = Web()
+    web.answers = {f"{SECRET}/debian13/x86_64/cuda-archive-keyring.gpg": KEYRING}
+    settle(fake, web, repository_url=SECRET)
+    assert not moved(fake, SECRET).refresh
+    assert moved(fake, SECRET.replace("cret", "cond")).refresh
+    assert moved(fake, "https://mirror.example.org/cuda/repos").refresh
+
+
+def test_a_source_that_the_role_never_wrote_is_not_written_for_its_address(fake: FakeHost) -> None:
+    assert not moved(fake, OTHER).refresh
+    fake.add_source()
+    fake.write("etc/apt/sources.list.d/cuda.list", f"deb [signed-by=/x.gpg] {OTHER}/debian13/x86_64/ /\n")
+    assert not moved(fake, OTHER).refresh

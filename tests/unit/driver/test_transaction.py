@@ -96,6 +96,19 @@ def test_a_damaged_ledger_holds_nothing_and_is_rewritten(fake: FakeHost, text: s
     assert not run(fake)["changed"]
 
 
+def test_a_note_that_an_interrupted_removal_left_goes_with_the_next(fake: FakeHost) -> None:
+    run(fake)
+    noted = (fake.root / LEDGER).read_text(encoding="utf-8")
+    run(fake, state="absent")
+    for path in plan(fake.host(), Settings(state="absent"), facts()).as_dict()["repository"]["files"]:
+        (fake.root / path.lstrip("/")).unlink()
+    for text in (noted, "[["):
+        fake.write(LEDGER, text)
+        assert run(fake, state="absent")["changed"]
+        assert not (fake.root / LEDGER).exists()
+        assert not run(fake, state="absent")["changed"]
+
+
 def test_a_note_of_holds_that_were_given_up_does_not_stay(fake: FakeHost) -> None:
     run(fake)
     noted = ledger(fake)

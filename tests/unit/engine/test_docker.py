@@ -138,8 +138,9 @@ def test_a_gpu_instance_asks_the_driver_before_each_start(plan: dict[str, Any]) 
     assert systemd_reads(guard) == ["/bin/sh", "-c", gpu_guard(plan)] and "rm -f" in cleaning
 
 
-def test_a_gpu_instance_waits_for_the_file_systems_that_it_reads(plan: dict[str, Any]) -> None:
-    assert lines(render({**plan, "gpus": [0]}), "RequiresMountsFor") == [
+@pytest.mark.parametrize("gpus", [[], [0]])
+def test_an_instance_waits_for_the_file_systems_that_it_reads(plan: dict[str, Any], gpus: list[int]) -> None:
+    assert lines(render({**plan, "gpus": gpus}), "RequiresMountsFor") == [
         "/var/lib/socle/models/store/smol/rev/0123456789ab",
         "/var/lib/socle/cache/abc",
         "/var/lib/socle/secrets/chat/docker-api_key",

@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
     NotText,
     accepts_connections,
     explaining,
+    read_noted,
     run,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
@@ -123,6 +124,35 @@ def test_what_is_no_text_is_one_sentence_with_its_path(tmp_path: Path) -> None:
 
 def test_what_is_no_text_is_damaged_to_those_who_pass_damaged_files_over() -> None:
     assert issubclass(NotText, OSError) and issubclass(NotText, ValueError)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"{", b'{"a": "\xff"}', None])
+def test_what_was_noted_and_is_damaged_counts_as_damaged(tmp_path: Path, text: bytes | None) -> None:
+    path = tmp_path / "noted.json"
+    assert read_noted(Files(), path) == {}
+    path.mkdir() if text is None else path.write_bytes(text)
+    assert read_noted(Files(), path) is None
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_umask_does_not_decide_who_enters_folders_that_are_made(tmp_path: Path, umask: int) -> None:
+    tmp_path.joinpath("etc").mkdir(mode=0o750)
+    before = os.umask(umask)
+    try:
+        Files().write(tmp_path / "etc/containers/containers.conf.d/50-socle.conf", "")
+        Files().ensure_folder(tmp_path / "cache/vllm")
+        Files().make_folder(tmp_path / "state/1", {"plan.json": "{}"})
+    finally:
+        os.umask(before)
+    made = ("etc/containers", "etc/containers/containers.conf.d", "cache", "cache/vllm", "state", "state/1")
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in made} == {0o755}
+    assert stat.S_IMODE((tmp_path / "etc").stat().st_mode) == 0o750
+
+
+def test_a_file_in_the_way_of_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "etc").write_text("")
+    with pytest.raises(OSError, match="etc"):
+        Files().write(tmp_path / "etc/docker/daemon.json", "{}")
 
 
 def test_a_link_is_replaced_unless_its_owner_may_have_made_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import (
@@ -21,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.launch imp
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.modules import vllm_launch
 
 from .conftest import Host
 
@@ -43,6 +45,51 @@ def plan(plan: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 def info(backend: QuadletBackend, tmp_path: Path) -> dict[str, Any]:
     return list_instances(backend, tmp_path / "instances", Files())[0]
+
+
+def test_containers_that_a_reload_takes_the_gpus_from_are_named(
+    backend: QuadletBackend, host: Any, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def victims() -> list[str]:
+        # While they still have them.
+        asked.append(host.count("systemctl", "daemon-reload"))
+        return ["trainer", "labeller"]
+
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=nobody, reload_victims=victims)
+    unsealed = {**plan, "sealed": False, "launch_fingerprint": None}
+    for wanted, check in ((unsealed, True), (plan, True), (plan, False)):
+        (warning,) = launcher.start(wanted, check=check)["warnings"]
+        assert "trainer, labeller; restart them" in warning and "nvidia.com/gpu" in warning
+    assert asked == [0, 0, 0] and host.count("systemctl", "daemon-reload") == 1
+    assert launcher.start(plan)["warnings"] == [] and len(asked) == 3, "nothing is reloaded"
+
+
+@pytest.mark.parametrize(("gpus", "named"), [([{"uuid": "GPU-1"}], ["trainer"]), ([], [])])
+def test_the_module_looks_for_such_containers_on_hosts_with_gpus(
+    gpus: list[dict[str, str]],
+    named: list[str],
+    plan: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+
+    class Asking(Launcher):
+        def start(self, *_given: Any, **_options: Any) -> dict[str, Any]:
+            return {"changed": True, "warnings": list(self._reload_victims())}
+
+    monkeypatch.setattr(vllm_launch, "Launcher", Asking)
+    monkeypatch.setattr(vllm_launch.AnsibleModule, "warn", lambda _self, text: told.append(text))
+    monkeypatch.setattr(vllm_launch, "unit_diff", lambda *_given: [])
+    monkeypatch.setattr(
+        vllm_launch, "reload_victims", lambda _run, _root, toolkit: ["trainer"] if toolkit == "1.17.8" else []
+    )
+    options = {"plan": plan, "facts": {"gpus": gpus, "toolkit": {"version": "1.17.8"}}, "state_dir": str(tmp_path)}
+    with patch_module_args(options), pytest.raises(SystemExit):
+        vllm_launch.main()
+    assert told == named
 
 
 def test_a_first_launch_starts_and_a_second_does_nothing(

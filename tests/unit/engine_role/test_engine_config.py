@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._toolkit import daemon_json, dropins
+from ansible_collections.socle.inference.plugins.module_utils._toolkit import dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
@@ -19,6 +22,8 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_se
 from tests.support.commands import Commands
 
 FULL = Settings(needs_cdi=True, log_max_size="50m", log_max_files=3, nofile=1048576)
+MIRROR = Settings(mirrors=("https://m.example.org",))
+OTHER_MIRROR = Settings(mirrors=("https://n.example.org",))
 SECRET = "http://user:hunter2@proxy.example.org:3128"
 
 OWN: dict[str, Any] = {
@@ -37,8 +42,13 @@ class Docker:
         self.commands = commands
         self.root = root
         self.file = root / "etc/docker/daemon.json"
-        self.config = EngineConfig(commands, Files(), root, root / "var/lib/socle", lambda name: f"/usr/sbin/{name}")
+        self.ledger = root / "var/lib/socle/container_engine/daemon-json.json"
+        self.mark = root / "run/socle/dockerd-takeover"
+        self.config = self.config_with(Files())
         commands.on("systemctl", "show", out="ActiveState=active\n")
+
+    def config_with(self, files: Files) -> EngineConfig:
+        return EngineConfig(self.commands, files, self.root, self.root / "var/lib/socle", lambda name: f"/bin/{name}")
 
     def has(self, content: dict[str, Any] | str) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +115,13 @@ def test_check_mode_says_what_would_come_and_writes_nothing(docker: Docker) -> N
     assert not (docker.root / "var/lib/socle").exists()
 
 
-@pytest.mark.parametrize("text", ['{"debug": true,}', "debug: true", '["debug"]'])
+DEEP = '{"a": ' * 100_000
+DEEPER_THAN_ANY_SETTING = '{"labels": ' + "[" * 200 + "]" * 200 + "}"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"debug": true,}', "debug: true", '["debug"]', "null", DEEP, DEEPER_THAN_ANY_SETTING], ids=range(6)
+)
 def test_a_file_that_is_no_json_object_is_refused_in_one_sentence(docker: Docker, text: str) -> None:
     docker.has(text)
     with pytest.raises(
@@ -113,6 +129,36 @@ def test_a_file_that_is_no_json_object_is_refused_in_one_sentence(docker: Docker
     ) as caught:
         docker.bring()
     assert "\n" not in str(caught.value) and docker.file.read_text() == text and docker.restarts() == 0
+
+
+def test_a_file_that_cannot_be_read_as_text_is_one_sentence(docker: Docker) -> None:
+    docker.file.mkdir(parents=True)
+    with pytest.raises(SocleError, match=r"^Cannot add settings to /etc/docker/daemon.json: Is a directory .*\.$"):
+        docker.bring()
+    docker.file.rmdir()
+    docker.file.write_bytes(b'{"debug": "\xff"}')
+    with pytest.raises(SocleError, match=r"^Cannot add settings to /etc/docker/daemon.json: .*no UTF-8 text.*\.$"):
+        docker.bring()
+    assert docker.restarts() == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", b"\xff", '{"set": {}, "coming": [], "former": 1}'], ids=range(4))
+def test_a_damaged_ledger_counts_as_an_empty_one(docker: Docker, text: str | bytes) -> None:
+    docker.has({"registry-mirrors": ["https://own.example.org"]})
+    docker.ledger.parent.mkdir(parents=True)
+    docker.ledger.write_bytes(text if isinstance(text, bytes) else text.encode())
+    docker.bring(MIRROR)
+    docker.bring(Settings())
+    assert docker.content == {"registry-mirrors": ["https://own.example.org"]}
+
+
+def test_a_folder_in_place_of_the_ledger_matters_only_when_it_is_to_be_written(docker: Docker) -> None:
+    docker.ledger.mkdir(parents=True)
+    docker.has({"registry-mirrors": ["https://m.example.org"]})
+    assert docker.bring(MIRROR).action == "none"
+    with pytest.raises(SocleError, match=r"Is a directory \(.*daemon-json.json\); move that folder away"):
+        docker.bring(OTHER_MIRROR)
+    assert docker.content == {"registry-mirrors": ["https://m.example.org"]} and not docker.mark.exists()
 
 
 def test_settings_that_dockerd_refuses_never_reach_the_file(docker: Docker) -> None:
@@ -151,8 +197,7 @@ def test_a_docker_that_does_not_come_back_gets_its_old_settings(docker: Docker) 
     with pytest.raises(SocleError, match=r"conflicting: log-driver.*runs again with the file as it was"):
         docker.bring()
     assert docker.content == OWN and docker.restarts() == 2
-    ledger = (docker.root / "var/lib/socle/container_engine/daemon-json.json").read_text()
-    assert daemon_json.parse_ledger(ledger) == daemon_json.Ledger()
+    assert not docker.ledger.exists() and not docker.mark.exists()
 
 
 def test_settings_that_failed_on_a_host_without_a_file_leave_none(docker: Docker) -> None:
@@ -173,6 +218,83 @@ def test_an_interrupted_run_is_finished_by_the_next_one(docker: Docker) -> None:
     outcome = docker.bring()
     assert outcome.action == "restart" and outcome.changed
     assert docker.bring().action == "none"
+
+
+class Fragile(Files):
+    """Fails at the change of a file with this number, before it or after it."""
+
+    def __init__(self, number: int, error: BaseException, before: bool) -> None:
+        self.left, self.error, self.before = number, error, before
+
+    def _around(self, act: Callable[[], None]) -> None:
+        self.left -= 1
+        if self.left == 0 and self.before:
+            raise self.error
+        act()
+        if self.left == 0:
+            raise self.error
+
+    def write(self, path: Path, text: str, mode: int = 0o644, *, follow: bool = False) -> None:
+        self._around(lambda: Files.write(self, path, text, mode, follow=follow))
+
+    def remove(self, path: Path) -> None:
+        self._around(lambda: Files.remove(self, path))
+
+
+THEIRS = {"registry-mirrors": ["https://own.example.org"], "debug": True}
+
+
+@pytest.mark.parametrize("earlier", [None, MIRROR], ids=["first", "again"])
+@pytest.mark.parametrize("later", [OTHER_MIRROR, Settings()], ids=["repeated", "withdrawn"])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_run_that_is_killed_anywhere_loses_nothing_and_keeps_nothing(
+    docker: Docker, number: int, before: bool, later: Settings, earlier: Settings | None
+) -> None:
+    docker.has(THEIRS)
+    if earlier:
+        docker.bring(earlier)
+    killed = Fragile(number, KeyboardInterrupt(), before)
+    with contextlib.suppress(KeyboardInterrupt):
+        docker.config_with(killed).docker(OTHER_MIRROR, "26.1.5")
+    # As many changes of files as a run makes were tried: what comes after is no test of this one.
+    reached = killed.left <= 0
+    written = docker.content["registry-mirrors"] == ["https://n.example.org"]
+    told = docker.commands.ran("systemctl", "reload", "docker.service") - bool(earlier)
+    outcome = docker.bring(later)
+    if written and later == OTHER_MIRROR and not told:
+        assert outcome.action == "reload"
+    assert docker.content == (THEIRS if later == Settings() else {**THEIRS, "registry-mirrors": list(later.mirrors)})
+    docker.bring(Settings())
+    assert docker.content == THEIRS
+    assert not docker.ledger.exists() and not docker.mark.exists() and (reached or number == 8)
+
+
+@pytest.mark.parametrize("earlier", [None, MIRROR], ids=["first", "again"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_file_that_cannot_be_written_leaves_no_mark_and_no_note(
+    docker: Docker, number: int, earlier: Settings | None
+) -> None:
+    docker.has(THEIRS)
+    if earlier:
+        docker.bring(earlier)
+    noted = docker.ledger.read_text() if earlier else None
+    content = docker.content
+    failing = Fragile(number, OSError(errno.EROFS, "Read-only file system", "/etc/docker/daemon.json"), before=True)
+    failing.left += 2  # The trial file comes and goes first.
+    with pytest.raises(SocleError, match=r"Cannot write Docker's settings: Read-only file system \(/etc/docker"):
+        docker.config_with(failing).docker(OTHER_MIRROR, "26.1.5")
+    assert docker.content == content and not docker.mark.exists()
+    assert (docker.ledger.read_text() if docker.ledger.exists() else None) == noted
+    assert docker.bring(earlier or Settings()).action == "none"
+
+
+def test_a_docker_that_socle_brought_stays_one_when_its_settings_fail(docker: Docker) -> None:
+    docker.commands.on("systemctl", "restart", "docker.service", rc=1, err="failed\n")
+    with pytest.raises(SocleError, match="Docker did not restart"):
+        docker.bring(DEFAULTS, fresh=True)
+    docker.commands.on("systemctl", "restart", "docker.service")
+    assert docker.bring(DEFAULTS).action == "restart" and "log-opts" in docker.content
 
 
 def test_a_docker_that_is_down_is_started(docker: Docker) -> None:
@@ -282,21 +404,17 @@ def test_what_is_taken_out_of_the_settings_goes_out_of_the_file(docker: Docker) 
     assert docker.content == {**OWN, "features": {"containerd-snapshotter": True, "cdi": True}}
 
 
-MIRROR = Settings(mirrors=("https://m.example.org",))
-OTHER_MIRROR = Settings(mirrors=("https://n.example.org",))
-
-
 def test_a_value_that_was_there_before_comes_back_when_ours_goes(docker: Docker) -> None:
     own = {**OWN, "registry-mirrors": ["https://own.example.org"], "proxies": {"http-proxy": SECRET}}
     docker.has(own)
     docker.bring(Settings(**{**MIRROR.__dict__, "http_proxy": "http://p.example.org:3128"}))
     assert not docker.bring(Settings(**{**MIRROR.__dict__, "http_proxy": "http://p.example.org:3128"})).changed
+    assert "hunter2" in docker.ledger.read_text() and docker.ledger.stat().st_mode & 0o777 == 0o600
     docker.bring(OTHER_MIRROR)
     assert docker.content["registry-mirrors"] == ["https://n.example.org"]
     outcome = docker.bring(Settings())
     assert docker.content == own and outcome.action == "reload" and "hunter2" not in repr(outcome)
-    assert (docker.root / "var/lib/socle/container_engine/daemon-json.json").stat().st_mode & 0o777 == 0o600
-    assert not docker.bring(Settings()).changed
+    assert not docker.ledger.exists() and not docker.bring(Settings()).changed
 
 
 def test_the_latest_value_of_somebody_else_is_the_one_that_comes_back(docker: Docker) -> None:
@@ -393,13 +511,64 @@ def test_nvidia_as_the_default_runtime_is_kept_and_named(docker: Docker) -> None
     assert docker.content["default-runtime"] == "nvidia"
 
 
+@pytest.mark.parametrize("engine", ["docker", "podman"])
 @pytest.mark.parametrize(
-    "mirror", ["mirror.example.org", "ftp://x.example.org", "https://user:pw@x.example.org", "https://"]
+    "mirror",
+    [
+        "",
+        "mirror.example.org",
+        "ftp://x.example.org",
+        "https://user:pw@x.example.org",
+        "https://",
+        "https://:5000",
+        "https://[::1",
+        "https://[::zz]",
+        "https://x.example.org:99999999",
+        "https://x.example.org:0",
+        "https://x.example.org:http",
+        "https://x.example.org\n[engine]",
+        "https://x.exa\x07mple.org",
+        "https://x.example.org/`id`",
+        "https://x example.org",
+        "https://x.example.org/a?b",
+        "https://x.example.org/#b",
+        "https://a..b",
+    ],
 )
-def test_an_address_that_is_no_mirror_is_refused(docker: Docker, mirror: str) -> None:
-    with pytest.raises(SocleError, match="Cannot use a registry mirror") as caught:
-        docker.bring(Settings(mirrors=(mirror,)))
-    assert "pw@" not in str(caught.value)
+def test_an_address_that_is_no_mirror_is_refused(docker: Docker, mirror: str, engine: str) -> None:
+    with pytest.raises(SocleError, match=r"registry mirror.*container_engine_registry_mirrors.*Nothing was") as caught:
+        docker.config.bring(engine, Settings(mirrors=("https://good.example.org", mirror)), None)
+    assert "pw@" not in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(docker.root.rglob("*.conf")) and not docker.file.exists()
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"http_proxy": "http://hunter2:hunter2@[::1"}, "proxy for http in container_engine_proxy"),
+        ({"https_proxy": "http://p.example.org:99999999"}, "proxy for https in container_engine_proxy"),
+        ({"https_proxy": "http://u:hunter2@p.example.org\nHTTP_PROXY=x"}, "proxy for https in container_engine_proxy"),
+        ({"http_proxy": "ftp://p.example.org"}, "proxy for http in container_engine_proxy"),
+        ({"http_proxy": "p.example.org:port"}, "proxy for http in container_engine_proxy"),
+        ({"no_proxy": "localhost\n.example.org"}, "no_proxy of container_engine_proxy"),
+    ],
+)
+def test_an_address_that_is_no_proxy_is_refused(
+    docker: Docker, setting: dict[str, str], named: str, engine: str
+) -> None:
+    with pytest.raises(SocleError, match=f"{named}.*Nothing was changed") as caught:
+        docker.config.bring(engine, Settings(**setting), None)
+    assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_addresses_that_the_engines_take_are_taken(docker: Docker) -> None:
+    mirrors = ("http://[2001:db8::1]:5000/hub", "https://my_mirror", "https://10.0.0.5:5000/")
+    docker.bring(
+        Settings(mirrors=mirrors, http_proxy="p.example.org:3128", https_proxy="socks5://u:p%40@10.0.0.1:1080")
+    )
+    assert docker.content["registry-mirrors"] == list(mirrors)
+    assert docker.content["proxies"]["http-proxy"] == "p.example.org:3128"
 
 
 @pytest.mark.parametrize("size", ["50 megabytes", "m", "0", "-1"])

@@ -266,3 +266,16 @@ def test_a_file_with_other_sources_too_is_not_removed(commands: Commands, tmp_pa
     (folder / "mixed.list").write_text(docker + "deb https://me:secret@example.org/x stable main\n")
     with pytest.raises(SocleError, match=r"mixed.list: the file also has https://example.org/x"):
         plan(commands, asked, NOTHING, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "new", "named"), [("docker", True, True), ("docker", False, False), ("distribution", True, False)]
+)
+def test_a_new_address_of_dockers_repository_is_work_without_a_package(
+    source: str, new: bool, named: bool, commands: Commands, tmp_path: Path
+) -> None:
+    there = {"podman": None, "docker": "28.1.1"}
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/docker").touch()
+    found = plan(commands, request("docker", source), there, tmp_path, moved=lambda _repository: new)
+    assert (found["repository"] is not None) is named and found["packages"] == {} and found["source"] == "installed"

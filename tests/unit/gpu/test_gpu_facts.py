@@ -217,6 +217,22 @@ def test_a_hung_nvidia_smi_is_asked_once(host: Host) -> None:
     assert [xid["code"] for xid in facts["xids"]] == [119]
 
 
+@pytest.mark.parametrize("hung", [SMI_XML, SMI_CSV])
+def test_a_nvidia_smi_that_hangs_after_some_gpus_is_not_asked_for_links(host: Host, hung: str) -> None:
+    product = PRODUCTS["a100_sxm4"]
+    host.gpus(product, 3)
+    host.drive(product, 3)
+    text = host.commands[hung][1]
+    host.commands[hung] = (
+        TIMED_OUT,
+        text[: text.rindex("<gpu id")] if hung == SMI_XML else "",
+        "nvidia-smi did not end\n",
+    )
+    facts = host.facts()
+    assert [gpu["by_driver"] for gpu in facts["gpus"]] == [True, True, hung == SMI_CSV]
+    assert facts["links"] == [] and SMI_TOPO not in host.calls
+
+
 def test_what_nvidia_smi_leaves_open_is_completed_from_the_bus(host: Host) -> None:
     host.pci("0000:3b:00.0", device="0x2684", current_link_speed="2.5 GT/s PCIe", max_link_width="16")
     link = "pci/pci_gpu_link_info"

@@ -152,7 +152,9 @@ def test_the_newest_is_the_candidate_also_over_an_older_one(commands: Commands, 
 @pytest.mark.parametrize("check", [False, True])
 def test_a_package_that_somebody_else_holds_is_not_changed(commands: Commands, holds: Holds, check: bool) -> None:
     commands.on("dpkg-query", out=state("a", version="1.17.8-1", want="hold") + state("b", version="1.17.8-1"))
-    with pytest.raises(PackageError, match=r"a is held, and not by socle; .*'apt-mark unhold a'.*Nothing was changed"):
+    with pytest.raises(
+        PackageError, match=r"a is held, and not by socle; .*'apt-mark unhold a'.*These packages are as they were"
+    ):
         install(commands, Wanted(dict.fromkeys("ab", "1.20.0-1"), hold=True), holds, check=check)
     with pytest.raises(PackageError, match=r"Cannot remove a, b: a is held, and not by socle"):
         remove(commands, ["a", "b"], holds, check=check)
@@ -222,7 +224,7 @@ def test_a_conflict_stops_before_anything_is_downloaded(commands: Commands, hold
         out=" a : Depends: libc6 (>= 3) but 2.36 is to be installed\n",
         err="E: Unable to correct problems, you have held broken packages.\n",
     )
-    with pytest.raises(PackageError, match=r"a : Depends: libc6 .*Nothing was changed") as caught:
+    with pytest.raises(PackageError, match=r"a : Depends: libc6 .*These packages are as they were") as caught:
         install(commands, Wanted({"a": ""}), holds)
     assert "\n" not in str(caught.value)
     assert commands.ran("--download-only") == 0
@@ -237,7 +239,9 @@ def test_a_download_that_fails_is_tried_again_with_fresh_lists(commands: Command
 
 def test_a_download_that_keeps_failing_installs_nothing(commands: Commands, holds: Holds) -> None:
     commands.on("--download-only", rc=100, err="E: Failed to fetch http://x/a.deb  404  Not Found\n")
-    with pytest.raises(PackageError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*Nothing was changed"):
+    with pytest.raises(
+        PackageError, match=r"Cannot download a: Failed to fetch http://x/a.deb.*These packages are as they were"
+    ):
         install(commands, Wanted({"a": ""}), holds)
     assert [call for call in commands.calls if "install" in call and not {"-s", "--download-only"} & set(call)] == []
 
@@ -274,6 +278,14 @@ def test_removal_that_would_take_others_along_is_refused(commands: Commands, hol
     with pytest.raises(PackageError, match="would also remove precious"):
         remove(commands, ["a"], holds)
     assert [call for call in commands.calls if "purge" in call and "-s" not in call] == []
+
+
+def test_removal_forgets_the_holds_of_one_that_was_interrupted(commands: Commands, holds: Holds) -> None:
+    holds.add(["a", "other"])
+    assert remove(commands, ["a"], holds, check=True).changed and holds.own() == {"a", "other"}
+    assert remove(commands, ["a"], holds).actions == ["note anew which packages are held"]
+    assert holds.own() == {"other"}
+    assert not remove(commands, ["a"], holds).changed
 
 
 def test_removal_of_what_is_not_there_does_nothing(commands: Commands, holds: Holds) -> None:
@@ -325,7 +337,7 @@ def test_a_source_that_cannot_be_read_leaves_the_host_as_it_was(commands: Comman
     old.write_text("deb x /\n")
     commands.on("update", rc=100, err="E: Failed to fetch https://nvidia.github.io/InRelease  Could not resolve\n")
     with pytest.raises(
-        PackageError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*Nothing was changed"
+        PackageError, match=r"Could not resolve.*gpu_container_toolkit_repository_url.*sources are as they were"
     ):
         AptSource(commands, Files(), tmp_path, Web()).present(TOOLKIT)
     assert list(written(tmp_path)) == ["etc/apt/sources.list.d/nvidia-docker.list"]

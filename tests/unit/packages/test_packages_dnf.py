@@ -102,14 +102,15 @@ def test_streams_are_listed_without_their_marks() -> None:
         ("[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n", None),
         ("[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=disabled\n", None),
         ("not a file of dnf", None),
+        (b"stream=\xff\n", None),
         (None, None),
     ],
 )
-def test_the_enabled_stream_is_read_from_disk(tmp_path: Path, content: str | None, stream: str | None) -> None:
+def test_the_enabled_stream_is_read_from_disk(tmp_path: Path, content: str | bytes | None, stream: str | None) -> None:
     folder = tmp_path / "etc/dnf/modules.d"
     folder.mkdir(parents=True)
     if content is not None:
-        (folder / "nvidia-driver.module").write_text(content)
+        (folder / "nvidia-driver.module").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert dnf.read_stream(tmp_path, "nvidia-driver") == stream
 
 

@@ -16,9 +16,9 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exac
     has_version,
     removals,
 )
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER, Holds
 
-from tests.unit.driver.rpm_host import RpmHost
+from tests.unit.driver.rpm_host import Interrupted, RpmHost
 
 NAMES = ("nvidia-container-toolkit", "libnvidia-container1")
 TABLE = """\
@@ -64,6 +64,16 @@ def test_everything_that_would_go_is_read_from_dnfs_table() -> None:
     assert removals(TABLE) == ["kmod-nvidia-open-dkms", "cockpit-gpu"]
 
 
+def test_a_name_that_fills_its_column_is_one_package() -> None:
+    table = (
+        "Removing:\n"
+        " kmod-nvidia-580.95.05-5.14.0-570.12.1\n"
+        "                         x86_64 3:580.95.05-3.el9 @socle-nvidia-cuda   60 M\n"
+        "\nTransaction Summary\n"
+    )
+    assert removals(table) == ["kmod-nvidia-580.95.05-5.14.0-570.12.1"]
+
+
 def test_the_second_run_carries_out_no_transaction(host: RpmHost) -> None:
     first = exact(host).install(wanted("1.20.0"))
     assert first.changed
@@ -85,7 +95,9 @@ def test_a_lock_of_somebody_else_is_respected(host: RpmHost) -> None:
     exact(host).install(wanted("1.19.1", hold=None))
     lock = f"{NAMES[0]}-0:1.19.1-1.*\n"
     host.lock_list.write_text(lock)
-    said = rf"{NAMES[0]} is held, and not by socle; .*'dnf versionlock delete {NAMES[0]}'.*Nothing was changed"
+    said = (
+        rf"{NAMES[0]} is held, and not by socle; .*'dnf versionlock delete {NAMES[0]}'.*as they were"
+    )
     for check in (True, False):
         with pytest.raises(PackageError, match=said):
             exact(host).install(wanted("1.20.0"), check=check)
@@ -151,3 +163,62 @@ def test_a_removal_that_takes_others_along_is_refused(host: RpmHost) -> None:
 def test_no_trace_of_the_trial_is_left(host: RpmHost) -> None:
     exact(host).install(wanted("1.20.0"))
     assert list((host.root / "run").iterdir()) == []
+
+
+def interrupted(host: RpmHost, name: str) -> Exact:
+    files = Interrupted(name)
+    return Exact(host.run, files, host.root, Holds(files, host.root))
+
+
+def ledger(host: RpmHost) -> Path:
+    return host.root / LEDGER
+
+
+@pytest.mark.parametrize("name", ["versionlock.list", "package_holds.json"])
+def test_a_removal_that_was_interrupted_leaves_no_note_after_the_next_run(host: RpmHost, name: str) -> None:
+    exact(host).install(wanted("1.20.0"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(host, name).remove(NAMES)
+    assert host.installed == {} and ledger(host).exists()
+    assert exact(host).remove(NAMES, check=True).changed and ledger(host).exists()
+    assert exact(host).remove(NAMES).changed
+    assert host.locks == "" and not ledger(host).exists()
+    assert not exact(host).remove(NAMES).changed
+
+
+def test_an_interruption_while_locks_are_lifted_leaves_no_note_after_the_next_run(host: RpmHost) -> None:
+    exact(host).install(wanted("1.20.0"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(host, "package_holds.json").install(wanted("1.20.0", hold=False))
+    assert host.locks == "" and ledger(host).exists()
+    assert exact(host).install(wanted("1.20.0", hold=False)).actions == ["note anew which packages are held"]
+    assert not ledger(host).exists()
+    assert not exact(host).install(wanted("1.20.0", hold=False)).changed
+
+
+@pytest.mark.parametrize("text", ["[[", "[" * 200_000, "{}", '{"held": [1]}', '{"held": "bash"}'])
+def test_a_damaged_note_of_locks_takes_nothing_for_ours_and_is_written_anew(host: RpmHost, text: str) -> None:
+    exact(host).install(wanted("1.20.0"))
+    locks = host.locks
+    ledger(host).write_text(text)
+    assert exact(host).install(wanted("1.20.0"), check=True).changed and ledger(host).read_text() == text
+    assert exact(host).install(wanted("1.20.0")).changed
+    assert host.locks == locks and Holds(Files(), host.root).own() == set() and not ledger(host).exists()
+    assert not exact(host).install(wanted("1.20.0")).changed
+
+
+def test_a_damaged_note_of_locks_goes_with_packages_that_are_gone(host: RpmHost) -> None:
+    ledger(host).parent.mkdir(parents=True)
+    ledger(host).write_text("[[")
+    assert exact(host).remove(NAMES).changed
+    assert not ledger(host).exists()
+    assert not exact(host).remove(NAMES).changed
+
+
+def test_a_package_that_was_replaced_is_no_longer_noted(host: RpmHost) -> None:
+    host.install(Rpm("nvidia-docker2", "0", "2.14.0", "1", "noarch"))
+    exact(host).install(Request({"nvidia-docker2": ""}, hold=True))
+    host.removes = ["nvidia-docker2"]
+    exact(host).install(wanted("1.20.0", replaces=("nvidia-docker2",)))
+    assert "nvidia-docker2" not in host.locks and Holds(Files(), host.root).own() == set(NAMES)
+    assert not exact(host).install(wanted("1.20.0", replaces=("nvidia-docker2",))).changed

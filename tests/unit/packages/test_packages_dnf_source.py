@@ -106,7 +106,7 @@ def test_a_source_that_cannot_be_used_changes_nothing_and_shows_no_password(
     with pytest.raises(PackageError) as caught:
         bring(mirror, tmp_path)
     assert said in caught.value.message
-    assert caught.value.message.endswith("Nothing was changed.")
+    assert caught.value.message.endswith("The package sources are as they were.")
     assert "secret" not in caught.value.message
     assert list(tmp_path.iterdir()) == []
 

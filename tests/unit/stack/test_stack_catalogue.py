@@ -496,6 +496,11 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "instances get the other GPUs (1 of 2)",
         lambda h: h.gpu.update(bound_driver="nouveau"),
     ),
+    "SOC-H96": (
+        wants(unknown_variables=[{"name": "gpu_driver_brnach", "nearest": "gpu_driver_branch"}, {"name": "probe_x"}]),
+        "gpu_driver_brnach (did you mean gpu_driver_branch?), probe_x, which no role",
+        wants(unknown_variables=[]),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",
@@ -847,6 +852,7 @@ def test_the_legacy_hook_is_judged_by_what_is_installed_also_before_provisioning
             "replaces container toolkit 1.16.2,",
         ),
         (lambda h: h.use_docker("20.10.24"), "installs a container engine"),
+        (wants(toolkit_state="absent"), "removes container toolkit 1.20.0,"),
     ],
 )
 def test_containers_keep_their_gpus_when_provisioning_would_reload_systemd(change: Change, cause: str) -> None:
@@ -863,6 +869,17 @@ def test_containers_keep_their_gpus_when_provisioning_would_reload_systemd(chang
     assert found[0]["message"].endswith("trainer, notebook.")
     host.intent["stage"] = "after"
     assert [one["id"] for one in findings(host, "SOC-H01")] == ["SOC-H01"]
+
+
+def test_who_removes_the_toolkit_is_not_told_that_it_will_be_installed_or_used() -> None:
+    host = Host()
+    host.use_docker("28.3.0")
+    host.stack["reload_victims"] = ["trainer"]
+    host.intent.update(stage="before", toolkit_state="absent")
+    (found,) = findings(host, "SOC-H94")
+    assert "nvidia.com/gpu" not in found["remedy"] and "leave gpu_container_toolkit_state at present" in found["remedy"]
+    host.facts["toolkit"] = {"version": None}
+    assert findings(host, "SOC-H94") == []
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,12 @@ def test_the_rpm_family_gets_the_repositorys_rpm_half(tmp_path: Path) -> None:
     found = plan({}, {"id": "rocky", "id_like": ["rhel"]}, "1.20.0", root=tmp_path)
     assert found["family"] == "redhat"
     assert found["repository"]["folder"] == "stable/rpm/$basearch"
+
+
+def test_a_new_address_of_the_repository_is_work_without_a_package(tmp_path: Path) -> None:
+    there = packages("1.18.2-1")
+    assert plan(there, DEBIAN, "", root=tmp_path)["expect"] == {}
+    found = plan(there, DEBIAN, "", moved=lambda _repository: True, root=tmp_path)
+    # The new mirror need not have the version that is installed.
+    assert found["due"] and found["expect"] == {}
+    assert plan({}, DEBIAN, "", root=tmp_path)["expect"] == dict.fromkeys(PACKAGES, "1.20.0-1")

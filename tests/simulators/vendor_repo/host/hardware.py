@@ -10,6 +10,7 @@ Called under the name of the program that it stands for (modprobe, modinfo, ...)
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import lzma
@@ -257,9 +258,12 @@ def refcount(name: str) -> int:
 
 
 def update_refcounts() -> None:
-    for name in NEEDS:
-        if (SYS / "module" / name).exists():
-            write(SYS / "module" / name / "refcnt", f"{refcount(name)}\n")
+    # One at a time: a slower process would write what it counted before a faster one.
+    with (STATE / "refcounts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in NEEDS:
+            if (SYS / "module" / name).exists():
+                write(SYS / "module" / name / "refcnt", f"{refcount(name)}\n")
 
 
 def node(name: str, major: int, minor: int, mode: int = 0o666) -> None:

@@ -1,0 +1,33 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Looks for misspelt variables on the controller, where all of a host's are. See modules/host_checks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import unknown_variables
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """See the module's documentation."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = True
+    _supports_check_mode = True
+    _supports_async = False
+    _supports_diff = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args = dict(self._task.args)
+        intent = args.get("intent") or {}
+        unknown = unknown_variables(task_vars)
+        # What is no map is refused by the module.
+        if unknown and isinstance(intent, Mapping) and "unknown_variables" not in intent:
+            args["intent"] = {**intent, "unknown_variables": unknown}
+        result.update(self._execute_module(module_name=self._task.action, module_args=args, task_vars=task_vars))
+        return result

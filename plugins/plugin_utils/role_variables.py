@@ -1,0 +1,65 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Variables that look like those of the collection's roles and that no role has: slips of the pen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import yaml
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+OTHERS = frozenset(
+    {
+        "model_store_action",
+        "model_store_export_path",
+        "model_store_export_verify",
+        "model_store_export_volume_gib",
+        "model_store_import_path",
+        "model_store_keep",
+        "model_store_repair",
+        "model_store_unlinked_age",
+        "model_store_verify_level",
+        "probe_python",
+        "virtual_lab_kind",
+        "virtual_lab_publish",
+        "virtual_lab_ssh_directory",
+    }
+)
+"""Variables with a role's prefix that playbooks read, or that the role reads from each host of an inventory."""
+
+NEAR = 0.8
+"""As difflib counts: from here on two names are the same but for a slip."""
+
+
+@cache
+def role_variables() -> dict[str, frozenset[str]]:
+    """The variables of each role of the collection that documents them, by the role's name."""
+    found = {}
+    for path in sorted((COLLECTION / "roles").glob("*/meta/argument_specs.yml")):
+        # Only the C loader is quick enough for each host.
+        specs = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)["argument_specs"]
+        found[path.parents[1].name] = frozenset(name for entry in specs.values() for name in entry.get("options") or {})
+    return found
+
+
+def unknown_variables(names: Iterable[str]) -> list[dict[str, str | None]]:
+    """Those of *names* that begin with a role's name and that no role has: [{"name", "nearest": the name meant}].
+
+    A role's name of one word begins many names of others, so there only what is nearly right counts.
+    """
+    roles = role_variables()
+    known = {*OTHERS, *(f"{role}_result" for role in roles), *(name for own in roles.values() for name in own)}
+    prefixes = tuple(f"{role}_" for role in roles)
+    found: list[dict[str, str | None]] = []
+    for name in sorted(name for name in names if name.startswith(prefixes) and name not in known):
+        common = not any("_" in role for role in roles if name.startswith(f"{role}_"))
+        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=NEAR if common else 0.6)
+        if nearest or not common:
+            found.append({"name": name, "nearest": nearest[0] if nearest else None})
+    return found

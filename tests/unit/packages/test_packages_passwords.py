@@ -1,0 +1,50 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the modules that take addresses print, with the arguments that Ansible shows at -vvv, has no password."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+MIRROR = "http://reader:s3cr-t@127.0.0.1:1/mirror"
+PROXY = "http://reader:s3cr-t@127.0.0.1:2"
+UNKNOWN = {"os": {"id": "plan9"}}
+DRIVER = {"facts": {"gpus": [{}], "os": {"id": "debian"}}, "settings": {"branch": "none", "repository_url": MIRROR}}
+SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("apt_source", SOURCE),
+        ("apt_source", {**SOURCE, "uri": "reader:s3cr-t@127.0.0.1:1/mirror", "key_url": "reader:s3cr-t@x/key"}),
+        ("dnf_source", SOURCE),
+        ("modelscope_snapshot", {"repo": "no/such/name", "proxy": PROXY, "endpoint": MIRROR, "store": "/dev/null"}),
+        ("gpu_driver_plan", DRIVER),
+        ("gpu_driver_repository", {**DRIVER, "key": f"{MIRROR}/key"}),
+        ("gpu_container_toolkit_plan", {"facts": UNKNOWN, "repository_url": MIRROR}),
+        ("container_engine_plan", {"facts": UNKNOWN, "docker_repository_url": MIRROR, "proxy": {"http": PROXY}}),
+        (
+            "container_engine_config",
+            {"engine": "docker", "log_max_files": 0, "registry_mirrors": [MIRROR], "proxy": {"https": PROXY}},
+        ),
+    ],
+)
+def test_a_password_is_in_no_result_and_in_no_argument_that_is_shown(
+    name: str, options: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"ansible_collections.socle.inference.plugins.modules.{name}")
+    roots = {"root": str(tmp_path)} if name.startswith("gpu_driver") else {}
+    with patch_module_args({**options, **roots}), pytest.raises(SystemExit):
+        module.main()
+    shown = capsys.readouterr().out
+    result = json.loads(shown)
+    assert result["failed"] and "Unsupported parameters" not in result["msg"]
+    assert result["invocation"]["module_args"]
+    assert "s3cr-t" not in shown

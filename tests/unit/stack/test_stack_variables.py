@@ -1,0 +1,93 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A misspelt variable of a role is told, and nothing that the collection or other people's roles use is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_variables, unknown_variables
+
+from tests.support.playbook import play
+
+ROOT = Path(__file__).parents[3]
+USED = (
+    "playbooks/**/*.yml",
+    "roles/*/tasks/*.yml",
+    "roles/*/defaults/*.yml",
+    "molecule/**/*.yml",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("gpu_driver_brnach", "gpu_driver_branch"),
+        ("gpu_driver_reboot_timeout", "gpu_driver_reboot_timeout_s"),
+        ("container_engine_docker_sorce", "container_engine_docker_source"),
+        ("gpu_container_toolkit_versoin", "gpu_container_toolkit_version"),
+        ("model_store_pth", "model_store_path"),
+        ("vllm_service_zzzzzzzzzzzzzzzzzzzzzzzzzzzzzz", None),
+        ("probe_locaton", "probe_location"),
+    ],
+)
+def test_a_slip_is_told_with_the_nearest_name(name: str, nearest: str | None) -> None:
+    assert unknown_variables([name, "ansible_host"]) == [{"name": name, "nearest": nearest}]
+
+
+def test_what_roles_have_set_and_register_is_no_slip() -> None:
+    known = [name for names in role_variables().values() for name in names]
+    assert "container_engine" in known and len(role_variables()) >= 7
+    others = ["__gpu_driver_plan", "gpu_driver_result", "probe_python", "gpu_driver", "probe_interval", "probe_url"]
+    assert unknown_variables([*known, *others]) == []
+
+
+def test_nothing_that_the_collection_itself_sets_is_told() -> None:
+    texts = [path.read_text(encoding="utf-8") for pattern in USED for path in sorted(ROOT.glob(pattern))]
+    keys = {name for text in texts for name in re.findall(r"^\s*-?\s*([a-z_]+):", text, re.MULTILINE)}
+    registered = {name for text in texts for name in re.findall(r"register: ([a-z_]+)", text)}
+    assert "gpu_driver_facts" in keys
+    assert [one["name"] for one in unknown_variables(keys | registered)] == []
+
+
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - socle.inference.host_checks:
+        facts: {schema: socle.gpu_facts/2, gpus: []}
+        intent: "{{ intent | default(omit) }}"
+        stage: "{{ stage | default('before') }}"
+        root: "{{ tree }}"
+        fail: false
+        ignore: [SOC-H84]
+"""
+
+
+def test_the_task_tells_the_hosts_own_slips(tmp_path: Path) -> None:
+    slip = {"gpu_driver_brnach": 570}
+    hosts = {
+        "right": {"gpu_driver_branch": "570"},
+        "slipped": {**slip, "intent": {"driver_state": "present"}},
+        "after": {**slip, "stage": "after"},
+    }
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "ansible.cfg").touch()
+    (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
+    common = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "tree": str(tmp_path / "tree"),
+    }
+    inventory = {"all": {"vars": common, "hosts": hosts}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    done, tasks = play(tmp_path, "-i", "hosts.yml", "play.yml")
+    assert done.returncode == 0, done.stdout
+    found = {host: result["findings"] for host, result in tasks[-1]["hosts"].items()}
+    assert [(one["id"], one["severity"]) for one in found["slipped"]] == [("SOC-H96", "warning")]
+    assert "gpu_driver_brnach (did you mean gpu_driver_branch?)" in found["slipped"][0]["message"]
+    assert found["right"] == found["after"] == []
