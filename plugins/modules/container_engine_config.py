@@ -15,6 +15,7 @@ description:
   - The new file is tried with C(dockerd --validate) (Docker 23 or newer) before it replaces the old one. dockerd is
     restarted or reloaded only when the file changed in a way that needs it, and see O(restart). When it does not come
     back, the old file does.
+  - A dockerd that does not run is started, and enabled where it would not start at boot. One that is masked is refused.
   - A key is not written where a flag of C(docker.service) sets the same thing, since dockerd would not start with both.
   - For Podman, writes C(/etc/containers/containers.conf.d/50-socle.conf) and
     C(/etc/containers/registries.conf.d/50-socle.conf), which Podman merges over the main files. Nothing is restarted.
@@ -81,6 +82,10 @@ containers:
   description: How many containers ran when dockerd was restarted.
   returned: success
   type: int
+enabled:
+  description: Whether docker.service was, or in check mode would be, enabled, so that it starts at boot.
+  returned: success
+  type: bool
 files:
   description: Paths of the files that changed.
   returned: success
@@ -128,7 +133,7 @@ def main() -> None:
         module.fail_json(msg=str(error), **error.fields)
     for warning in outcome.warnings:
         module.warn(warning)
-    if outcome.action == "restart":
+    if outcome.action == "restart" and outcome.containers:
         module.warn(
             f"dockerd {'would be' if module.check_mode else 'was'} restarted for its new settings;"
             f" containers that run on it: {outcome.containers}."
@@ -138,6 +143,7 @@ def main() -> None:
         "version": version,
         "action": outcome.action,
         "containers": outcome.containers,
+        "enabled": outcome.enabled,
         "files": [file["path"] for file in outcome.files],
     }
     if module._diff:
@@ -150,6 +156,15 @@ def main() -> None:
             }
             for file in outcome.files
         ]
+        if outcome.unit:
+            result["diff"].append(
+                {
+                    "before_header": "docker.service",
+                    "after_header": "docker.service",
+                    "before": f"{outcome.unit[0]}\n",
+                    "after": f"{outcome.unit[1]}\n",
+                }
+            )
     module.exit_json(**result)
 
 

@@ -52,6 +52,9 @@ PODMAN_HEALTHY_REGRESSION = (5, 7, 1)
 LEGACY_BY_DEFAULT_BEFORE = (1, 18, 0)
 """Toolkits before this one inject GPUs by the legacy hook unless told otherwise."""
 
+RUNNING = ("active", "activating", "reloading")
+"""What systemd says of a unit that is up, or comes up."""
+
 DEFAULT_CDI_DIRS = ("/etc/cdi",)
 """Where Podman looks without cdi_spec_dirs, since it has that key."""
 
@@ -171,7 +174,7 @@ def refresh_failed(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 
 def refresh_off(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     path = tree(stack, "units", "nvidia-cdi-refresh.path")
-    if not path.get("present") or path.get("active") == "active":
+    if not path.get("present") or (path.get("active") == "active" and path.get("enabled") != "disabled"):
         return None
     return {"state": f"{path.get('enabled')}, {path.get('active')}"}
 
@@ -371,6 +374,24 @@ def no_cgroups(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     if not _uses_docker(facts, intent) or not tree(stack, "nvidia_runtime").get("no_cgroups"):
         return None
     return {"file": "/etc/nvidia-container-runtime/config.toml"}
+
+
+def docker_off(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
+    unit = tree(stack, "units", "docker.service")
+    if not _uses_docker(facts, intent) or not unit.get("present"):
+        return None
+    masked = str(unit.get("enabled")).startswith("masked")
+    faults = [] if unit.get("active") in RUNNING else [str(unit.get("active"))]
+    if masked or unit.get("enabled") == "disabled":
+        faults.append("masked" if masked else "not enabled, so that it does not start at boot")
+    if not faults:
+        return None
+    remedy = "Run 'systemctl enable --now docker.service' (playbook provision.yml does)"
+    if masked:
+        remedy = "Run 'systemctl unmask docker.socket docker.service', then 'systemctl enable --now docker.service'"
+    if unit.get("active") == "failed":
+        remedy = f"See 'journalctl -b -u docker'. {remedy}"
+    return {"state": " and ".join(faults), "remedy": remedy}
 
 
 def docker_not_restarted(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
@@ -629,7 +650,7 @@ CHECKS = (
         "CDI refresh is off",
         WARNING,
         (AFTER,),
-        "State of nvidia-cdi-refresh.path.",
+        "State of nvidia-cdi-refresh.path: it does not run, or not after a boot.",
         "nvidia-cdi-refresh.path is {state}: the CDI spec goes stale with the next driver.",
         "Run 'systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service'.",
         refresh_off,
@@ -736,6 +757,17 @@ CHECKS = (
         " containers of the legacy hook ('Failed to initialize NVML: Unknown Error'): {containers}.",
         "{remedy}.",
         reload_ahead,
+    ),
+    Check(
+        "SOC-H97",
+        "Docker is off",
+        ERROR,
+        (AFTER,),
+        "State of docker.service, with Docker as the engine.",
+        "Docker is the engine, and docker.service is {state}: instances do not run without it.",
+        "{remedy}.",
+        docker_off,
+        needs_gpu=False,
     ),
 )
 """Checks of containers, by id."""

@@ -26,6 +26,14 @@ class Dockerd:
     running: bool
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Values by long flag without its dashes; "" for a flag that stands alone."""
+    active: str = ""
+    """ActiveState of the unit."""
+    enabled: str = ""
+    """UnitFileState; "" where systemd does not know the unit."""
+
+    @property
+    def masked(self) -> bool:
+        return self.enabled.startswith("masked")
 
 
 def parse_flags(argv: Sequence[str]) -> dict[str, list[str]]:
@@ -46,13 +54,17 @@ def read(run: Runner, files: Files, root: Path = Path("/")) -> Dockerd:
     Flags come from both: those of variables in the unit are seen only at the process, and a process may be older than
     its unit.
     """
-    shown = run(["systemctl", "show", "docker.service", "--property=ActiveState,MainPID,ExecStart"]).stdout
+    shown = run(
+        ["systemctl", "show", "docker.service", "--property=ActiveState,UnitFileState,MainPID,ExecStart"]
+    ).stdout
     unit = re.search(r"argv\[\]=(.*?) ;", shown)
     argv = unit[1].split() if unit else []
     pid = re.search(r"^MainPID=([1-9]\d*)$", shown, re.MULTILINE)
     if pid:
         argv += (files.read(root / f"proc/{pid[1]}/cmdline") or "").split("\0")
-    return Dockerd("ActiveState=active" in shown, parse_flags(argv))
+    state = dict(line.partition("=")[::2] for line in shown.splitlines())
+    active = state.get("ActiveState", "")
+    return Dockerd(active == "active", parse_flags(argv), active, state.get("UnitFileState", ""))
 
 
 def containers(run: Runner) -> tuple[int, list[str]] | None:

@@ -45,6 +45,10 @@ class Outcome:
     """How many containers ran when dockerd was restarted."""
     files: list[dict[str, str]] = field(default_factory=list)
     """Changed files: path, before, after, without passwords."""
+    enabled: bool = False
+    """Whether docker.service was enabled."""
+    unit: tuple[str, str] | None = None
+    """State of docker.service before and after, where it changed."""
     warnings: list[str] = field(default_factory=list)
 
     def note(self, path: str, before: str, after: str) -> None:
@@ -159,6 +163,12 @@ class EngineConfig:
         ledger = daemon_json.settled(noted, content)
         installed_here = fresh or ledger.installed_here
         service = dockerd.read(self._run, self._files, self._root)
+        if service.masked:
+            raise ToolkitError(
+                "Cannot use Docker: docker.service is masked, so that nothing can start it; run 'systemctl unmask"
+                " docker.socket docker.service' on the host, or set container_engine to podman, then repeat the run."
+                " Nothing was changed."
+            )
         hard, soft = daemon_json.wanted(
             settings, content, ledger.ours, version, flags=service.flags, installed_here=installed_here
         )
@@ -183,10 +193,16 @@ class EngineConfig:
             outcome.containers = dockerd.allow_restart(self._run, restart, _cause(content, merged))
         elif "reload" in (due, pending):
             outcome.action = "reload"
-        outcome.changed = outcome.changed or outcome.action != "none"
+        outcome.enabled = service.enabled == "disabled"
+        if service.enabled and (outcome.enabled or outcome.action == "start"):
+            after_boot = "enabled" if outcome.enabled else service.enabled
+            outcome.unit = (f"{service.enabled}, {service.active}", f"{after_boot}, active")
+        outcome.changed = outcome.changed or outcome.action != "none" or outcome.enabled
         if check:
             return outcome
         if merged == content and outcome.action == "none":
+            if outcome.enabled:
+                self._enable()
             if after != noted:
                 with explaining("note which of Docker's settings are socle's"):
                     self._note(after)
@@ -213,7 +229,20 @@ class EngineConfig:
             self._files.remove(self._root / PENDING)
             if merged != content or after != noted:
                 self._note(after)
+        if outcome.enabled:
+            self._enable()
         return outcome
+
+    def _enable(self) -> None:
+        # Without the daemon-reload that takes GPUs away from containers that do not have them by CDI.
+        done = self._run(["systemctl", "enable", "--no-reload", "docker.service"])
+        if done.returncode != 0:
+            reason = " ".join(done.stderr.split())
+            raise ToolkitError(
+                f"Cannot have Docker start at boot: {reason.rstrip('.') or 'systemctl gave no reason'}; run 'systemctl"
+                " enable docker.service' on the host, put its cause right, then repeat the run.",
+                stderr=reason,
+            )
 
     def _note(self, ledger: Ledger) -> None:
         if ledger == Ledger():

@@ -693,3 +693,38 @@ def test_options_that_somebody_sets_are_wishes() -> None:
 def test_a_limit_that_is_no_number_is_a_sentence() -> None:
     with pytest.raises(SocleError, match="container_engine_nofile"):
         from_options({**OPTIONS, "nofile": "many"}, needs_cdi=False)
+
+
+def test_a_docker_that_was_switched_off_is_started_and_enabled_and_the_diff_says_so(docker: Docker) -> None:
+    docker.bring()
+    calls = len(docker.commands.calls)
+    docker.commands.on("systemctl", "show", out="ActiveState=inactive\nUnitFileState=disabled\n")
+    tried = docker.bring(check=True)
+    assert tried.changed and tried.unit == ("disabled, inactive", "enabled, active")
+    assert not any(call[1] in ("start", "enable") for call in docker.commands.calls[calls:])
+    outcome = docker.bring()
+    assert (outcome.action, outcome.enabled, outcome.unit) == ("start", True, tried.unit)
+    assert docker.commands.ran("systemctl", "start", "docker.service") == 1
+    assert docker.commands.ran("systemctl", "enable", "--no-reload", "docker.service") == 1
+
+
+def test_a_docker_that_runs_and_would_not_at_boot_is_enabled_without_a_restart(docker: Docker) -> None:
+    docker.bring()
+    restarts = docker.restarts()
+    docker.commands.on("systemctl", "show", out="ActiveState=active\nUnitFileState=disabled\n")
+    outcome = docker.bring()
+    assert outcome.changed and outcome.unit == ("disabled, active", "enabled, active")
+    assert docker.commands.ran("systemctl", "enable") == 1 and docker.restarts() == restarts
+    docker.commands.on("systemctl", "enable", rc=1, err="Failed to enable unit: Read-only file system\n")
+    with pytest.raises(
+        SocleError, match=r"^Cannot have Docker start at boot: Failed to enable.*Read-only file system;"
+    ):
+        docker.bring()
+
+
+def test_a_masked_docker_is_refused_before_anything_changes(docker: Docker) -> None:
+    docker.has(OWN)
+    docker.commands.on("systemctl", "show", out="ActiveState=inactive\nUnitFileState=masked\n")
+    with pytest.raises(SocleError, match=r"docker.service is masked.*systemctl unmask.*Nothing was changed\.$"):
+        docker.bring(check=True)
+    assert docker.content == OWN

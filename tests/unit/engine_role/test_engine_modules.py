@@ -52,3 +52,54 @@ def test_a_daemon_json_that_cannot_be_read_is_one_sentence_with_its_path(
     result = json.loads(capsys.readouterr().out)
     assert result["failed"]
     assert f": {words} ({file}); " in result["msg"] and result["msg"].endswith(", then repeat the run.")
+
+
+def bring_docker(
+    commands: Commands,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    **options: Any,
+) -> dict[str, Any]:
+    """The result of container_engine_config for the Docker of a folder like a host's."""
+
+    def config(_run: Any, files: Any, state_dir: Path) -> EngineConfig:
+        return EngineConfig(commands, files, root, state_dir, lambda name: f"/usr/sbin/{name}")
+
+    monkeypatch.setattr(container_engine_config, "EngineConfig", config)
+    monkeypatch.setattr(container_engine_config, "engine_version", lambda _run, _engine: "26.1.5")
+    given = {"engine": "docker", "state_dir": str(root / "state"), "_ansible_diff": True, **options}
+    with patch_module_args(given), pytest.raises(SystemExit):
+        container_engine_config.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_a_diff_shows_a_docker_that_is_started_and_enabled(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.on("systemctl", "show", out="ActiveState=inactive\nUnitFileState=disabled\n")
+    result = bring_docker(commands, tmp_path, monkeypatch, capsys)
+    assert result["changed"] and result["enabled"]
+    assert result["diff"][-1] == {
+        "before_header": "docker.service",
+        "after_header": "docker.service",
+        "before": "disabled, inactive\n",
+        "after": "enabled, active\n",
+    }
+
+
+@pytest.mark.parametrize(("running", "warned"), [("", False), ("vllm-chat\tchat\n", True)])
+def test_a_restart_is_warned_of_only_where_containers_ran(
+    running: str,
+    warned: bool,
+    commands: Commands,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands.on("systemctl", "show", out="ActiveState=active\nUnitFileState=enabled\n")
+    commands.on("docker", "ps", out=running)
+    result = bring_docker(commands, tmp_path, monkeypatch, capsys, log_max_size="50m")
+    assert result["action"] == "restart"
+    assert ("containers that run on it: 1" in str(result.get("warnings"))) is warned

@@ -95,9 +95,7 @@ def test_a_lock_of_somebody_else_is_respected(host: RpmHost) -> None:
     exact(host).install(wanted("1.19.1", hold=None))
     lock = f"{NAMES[0]}-0:1.19.1-1.*\n"
     host.lock_list.write_text(lock)
-    said = (
-        rf"{NAMES[0]} is held, and not by socle; .*'dnf versionlock delete {NAMES[0]}'.*as they were"
-    )
+    said = rf"{NAMES[0]} is held, and not by socle; .*'dnf versionlock delete {NAMES[0]}'.*as they were"
     for check in (True, False):
         with pytest.raises(PackageError, match=said):
             exact(host).install(wanted("1.20.0"), check=check)

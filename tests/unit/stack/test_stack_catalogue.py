@@ -501,6 +501,12 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "gpu_driver_brnach (did you mean gpu_driver_branch?), probe_x, which no role",
         wants(unknown_variables=[]),
     ),
+    "SOC-H97": (
+        lambda h: (h.use_docker("28.3.0"), h.units.update({"docker.service": unit("inactive", "disabled")})),
+        "docker.service is inactive and not enabled, so that it does not start at boot: instances do not run without"
+        " it. Run 'systemctl enable --now docker.service'",
+        lambda h: h.units.update({"docker.service": unit("inactive", "disabled")}),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",
@@ -953,3 +959,38 @@ def test_the_document_names_the_checks_of_what_is_asked_to_be_absent(key: str, v
             re.findall(r"^\| (SOC-H\d\d) \|", text.partition("## Driver")[2].partition("\n## ")[0], re.MULTILINE)
         )
     assert re.findall(r"SOC-H\d\d", line) == sorted(left_out)
+
+
+@pytest.mark.parametrize(
+    ("active", "enabled", "words"),
+    [
+        ("active", "disabled", "docker.service is not enabled"),
+        ("inactive", "enabled", "docker.service is inactive: "),
+        ("failed", "enabled", "See 'journalctl -b -u docker'. Run 'systemctl enable --now docker.service'"),
+        ("inactive", "masked", "is inactive and masked: .* Run 'systemctl unmask docker.socket docker.service', then"),
+        ("active", "masked-runtime", "docker.service is masked: "),
+    ],
+)
+def test_a_docker_that_is_off_or_stays_off_at_boot_is_an_error(active: str, enabled: str, words: str) -> None:
+    for host in (Host(), cpu_host()):
+        host.use_docker("28.3.0")
+        host.units["docker.service"] = unit(active, enabled)
+        (found,) = findings(host, "SOC-H97")
+        assert found["severity"] == "error" and re.search(words, f"{found['message']} {found['remedy']}")
+
+
+@pytest.mark.parametrize(
+    ("active", "enabled"), [("active", "enabled"), ("activating", "enabled"), ("active", "static")]
+)
+def test_a_docker_that_runs_or_comes_up_is_right(active: str, enabled: str) -> None:
+    host = Host()
+    host.use_docker("28.3.0")
+    host.units["docker.service"] = unit(active, enabled)
+    assert findings(host, "SOC-H97") == []
+
+
+def test_a_cdi_refresh_that_runs_but_not_after_a_boot_is_told() -> None:
+    host = Host()
+    host.units[CDI_PATH] = unit("active", "disabled")
+    (found,) = findings(host, "SOC-H77")
+    assert "disabled, active" in found["message"]

@@ -151,6 +151,13 @@ def test_without_a_gpu_no_command_runs(host: Host) -> None:
     assert stack["docker"]["error"]
 
 
+def test_without_a_gpu_units_are_read_where_docker_is(host: Host) -> None:
+    host.answers["systemctl show"] = SHOWN
+    stack = host.stack(gpus=[], engines={"podman": None, "docker": "26.1.5"})
+    assert [command.split()[:2] for command in host.asked] == [["systemctl", "show"]]
+    assert stack["units"]["docker.service"]["active"] == "active"
+
+
 def test_with_a_gpu_each_command_runs_once(host: Host) -> None:
     host.stack(secure_boot=False)
     assert sorted(command.split()[0] for command in host.asked) == ["dkms", "dpkg-query", "rpm", "systemctl"]
