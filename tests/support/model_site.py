@@ -102,7 +102,7 @@ class Site:
     def clean(self) -> None:
         """End what failed runs left serving."""
         repos = [place.relative_to(self.hub.root).as_posix() for place in Path(self.hub.root).glob("*/*")]
-        for store, repo in itertools.product(self.folder.glob("gpu*"), repos):
+        for store, repo in itertools.product((self.folder / f"gpu{number}" for number in range(1, 10)), repos):
             control = JobControl(default_base(), str(store), "modelscope", repo)
             view = control.look()
             if view and not control.stop():

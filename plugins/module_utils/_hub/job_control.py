@@ -207,6 +207,7 @@ class JobControl:
                 self.folder.spec.unlink()
             raise HubError(self._describe_death("was started", view))
         if view.failed and view.result:
+            self._clear()
             raise HubError(str(view.result.get("msg")), **(view.result.get("fields") or {}))
         return view
 
