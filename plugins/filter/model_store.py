@@ -13,8 +13,8 @@ from ansible_collections.socle.inference.plugins.plugin_utils.progress_action im
 
 DEFAULT_REVISIONS = {"huggingface": "main"}
 DEFAULT_REVISION = "master"
-INSPECTIONS = "model_store_inspections"
-STARTED = "model_store_started"
+INSPECTIONS = "__model_store_inspections"
+STARTED = "__model_store_started"
 RESULT = "model_store_result"
 RACK = "model_store_rack"
 SHOWN_FILES = 3

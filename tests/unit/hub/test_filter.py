@@ -38,12 +38,12 @@ def seen(complete: bool = False, need: int = GIB, faults: tuple[str, ...] = (), 
 
 
 def inspected(*found: dict[str, Any], **other: Any) -> dict[str, Any]:
-    return {"model_store_inspections": {"results": list(found)}, **other}
+    return {"__model_store_inspections": {"results": list(found)}, **other}
 
 
 def started(host: str, complete: bool = False, joined: bool = False, **other: Any) -> dict[str, Any]:
     job = {"content_id": "sha256:1", "address": f"10.0.0.{host[-1]}", "port": 1000, "job": {"joined": joined}}
-    return inspected(seen(complete), model_store_started=job, **other)
+    return inspected(seen(complete), __model_store_started=job, **other)
 
 
 def test_a_model_of_several_instances_is_brought_once() -> None:
@@ -108,7 +108,7 @@ def test_each_host_takes_from_the_one_before_it_and_then_from_those_further_up()
     assert place_of(hostvars, hosts, MODEL, "g1") == {"upstreams": [], "seed": True}
     names = [upstream["name"] for upstream in place_of(hostvars, hosts, MODEL, "g3")["upstreams"]]
     assert names == ["g2", "g1"]
-    hostvars["g2"]["model_store_started"] = {"skipped": True}
+    hostvars["g2"]["__model_store_started"] = {"skipped": True}
     assert place_of(hostvars, hosts, MODEL, "g3")["upstreams"] == [{"name": "g1", "address": "10.0.0.1", "port": 1000}]
 
 
