@@ -27,4 +27,8 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  subject:
+    description: What the packages are of, in one word, for the heading of the diff.
+    type: str
+    default: ""
 """

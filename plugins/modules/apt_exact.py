@@ -35,6 +35,12 @@ options:
         written yet, so that the transaction cannot be simulated.
     type: bool
     default: false
+  offered:
+    description:
+      - For check mode only. Versions on offer by package, as somebody found them who read the package lists, for a host
+        that has none itself.
+    type: dict
+    default: {}
 seealso:
   - module: ansible.builtin.apt
   - module: socle.inference.apt_source
@@ -70,6 +76,7 @@ def main() -> None:
         argument_spec={
             **ARGUMENTS,
             "source_pending": {"type": "bool", "default": False},
+            "offered": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -79,11 +86,13 @@ def main() -> None:
         if params["state"] == "absent":
             outcome = remove(run, list(params["packages"]), holds, check=module.check_mode)
         else:
-            wanted = Wanted(params["packages"], params["hold"], params["downgrade"], params["source_pending"])
+            wanted = Wanted(
+                params["packages"], params["hold"], params["downgrade"], params["source_pending"], params["offered"]
+            )
             outcome = install(run, wanted, holds, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(**outcome.as_result(module._diff))
+    module.exit_json(**outcome.as_result(module._diff, params["subject"]))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,10 @@ packages:
   description: Packages to install, for O(socle.inference.apt_exact#module:packages).
   returned: success
   type: dict
+offered:
+  description: Versions on offer of these packages, as far as the distribution's package lists tell.
+  returned: success
+  type: dict
 repository:
   description: Source to add first, with folder and key below its base address; null for none.
   returned: success

@@ -104,7 +104,7 @@ def main() -> None:
             outcome = exact.install(request, check=module.check_mode)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(**outcome.as_result(module._diff))
+    module.exit_json(**outcome.as_result(module._diff, params["subject"]))
 
 
 if __name__ == "__main__":

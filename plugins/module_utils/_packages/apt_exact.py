@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
@@ -30,6 +30,8 @@ class Wanted:
     downgrade: bool = False
     source_pending: bool = False
     """Check mode alone: the packages' source was tried, and is not written yet."""
+    offered: Mapping[str, str] = field(default_factory=dict)
+    """Check mode alone: candidates that the planner read, where apt itself has no lists."""
 
 
 def _apt_get(run: Runner, arguments: Sequence[str]) -> Completed[str]:
@@ -75,6 +77,7 @@ def install(run: Runner, wanted: Wanted, holds: Holds, *, check: bool = False, r
     outcome = Outcome(before=_describe(found, names))
     own = holds.own()
     held = [name for name in names if name in found and found[name].held]
+    coming = dict(wanted.offered)
     if due:
         specs = [f"{name}={version}" if version else name for name, version in due.items()]
         # To finish a package that dpkg left half done is no change of it.
@@ -101,10 +104,16 @@ def install(run: Runner, wanted: Wanted, holds: Holds, *, check: bool = False, r
                 )
             if extra == ["-s"]:
                 _check_others(run, specs, done.stdout, own)
+                simulated = apt.parse_simulation(done.stdout).installs
+                coming |= {name: then for name, (_now, then) in simulated.items()}
         outcome.changed = True
         outcome.actions.append(f"install {', '.join(specs)}")
     _settle(run, wanted, holds, outcome, _Now(found if check or not due else read_installed(run, names), held, check))
-    outcome.after = dict(outcome.before) if not outcome.changed else _after(run, wanted, found, due, check)
+    outcome.after = (
+        dict(outcome.before)
+        if not outcome.changed
+        else _after(run, wanted, found, {name: version or coming.get(name, "") for name, version in due.items()}, check)
+    )
     return outcome
 
 

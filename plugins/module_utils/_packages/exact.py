@@ -12,6 +12,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "hold": {"type": "bool"},
     "downgrade": {"type": "bool", "default": False},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "subject": {"type": "str", "default": ""},
 }
 """The argument spec of the options that fragment exact_packages documents."""
 
@@ -25,11 +26,17 @@ class Outcome:
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
 
-    def as_result(self, diff: bool) -> dict[str, Any]:
-        """For a module's result, with *diff* one line for each package."""
+    def as_result(self, diff: bool, subject: str = "") -> dict[str, Any]:
+        """For a module's result, with *diff* one line for each package, below what the packages are of."""
         result: dict[str, Any] = {"changed": self.changed, "actions": self.actions}
         if diff:
-            result["diff"] = {"before": _lines(self.before), "after": _lines(self.after)}
+            header = f"{subject} packages" if subject else "packages"
+            result["diff"] = {
+                "before_header": header,
+                "after_header": header,
+                "before": _lines(self.before),
+                "after": _lines(self.after),
+            }
         return result
 
 

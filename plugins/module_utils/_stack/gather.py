@@ -229,7 +229,7 @@ def _reload_victims(
 def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What software a host has, beside *facts* (of gpu_facts): schema "socle.host_stack/1".
 
-    Without an NVIDIA GPU only files are read, and the units' states where Docker is there; the keys are the same, empty.
+    Without an NVIDIA GPU only files are read, and the units' states where Docker is; the keys are the same, empty.
     """
     with_gpu = bool(facts.get("gpus"))
     packages = read_packages(run, root) if with_gpu else {}

@@ -196,7 +196,7 @@ def plan(
     check: bool = False,
     moved: Callable[[Mapping[str, Any]], bool] = lambda _repository: False,
 ) -> dict[str, Any]:
-    """What role container_engine has to do: engine, version, source, fresh, family, packages, repository.
+    """What role container_engine has to do: engine, version, source, fresh, family, packages, offered, repository.
 
     *version* is None as long as Docker's own repository was not read; *fresh* says that the engine is not there yet.
     *moved* tells whether Docker's own repository has another address than its file on the host.
@@ -245,6 +245,8 @@ def plan(
         "fresh": source != "installed" and not upgrades,
         "family": kind,
         "packages": packages,
+        # Of Docker's own repository the versions are not known before its index was read.
+        "offered": {name: str(offered[name]) for name in packages if source == "distribution" and offered.get(name)},
         "repository": repository,
     }
 

@@ -195,6 +195,13 @@ def test_a_podman_without_an_init_gets_one_and_no_second_runtime(commands: Comma
     assert plan(commands, request(), {"podman": "5.4.2", "docker": None}, tmp_path)["packages"] == {"catatonit": ""}
 
 
+def test_a_plan_names_the_versions_that_would_come(commands: Commands, tmp_path: Path) -> None:
+    offer(commands, TRIXIE_OFFERS, tmp_path)
+    found = plan(commands, request("docker"), NOTHING, tmp_path, check=True)
+    assert found["packages"]["docker.io"] == ""
+    assert found["offered"] == {name: TRIXIE_OFFERS[name] for name in ("docker.io", "docker-cli", "iptables")}
+
+
 def test_a_host_without_package_lists_reads_them_and_check_mode_reads_them_aside(
     commands: Commands, tmp_path: Path
 ) -> None:

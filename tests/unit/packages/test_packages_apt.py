@@ -126,6 +126,33 @@ def test_check_mode_simulates_only_and_only_what_apt_knows(
     assert commands.ran("apt-mark") == 0
 
 
+@pytest.mark.parametrize("lists", [True, False])
+def test_check_mode_names_the_version_that_would_come(
+    commands: Commands, holds: Holds, tmp_path: Path, lists: bool
+) -> None:
+    (tmp_path / "var/lib/apt/lists").mkdir(parents=True)
+    if lists:
+        (tmp_path / "var/lib/apt/lists/deb.debian.org_debian_dists_trixie_InRelease").touch()
+    commands.on("apt-get", "-s", out="Inst docker.io (26.1.5+dfsg1-9+b9 Debian:13/stable [amd64])\n")
+    # What apt says itself is newer than what was read before.
+    wanted = Wanted({"docker.io": ""}, offered={"docker.io": "26.1.5-1"})
+    after = install(commands, wanted, holds, check=True, root=tmp_path).after
+    assert after == {"docker.io": "26.1.5+dfsg1-9+b9" if lists else "26.1.5-1"}
+    outcome = install(commands, Wanted({"b": ""}), holds, check=True, root=tmp_path)
+    assert outcome.after == {"b": "the version on offer"}
+
+
+def test_a_diff_of_packages_says_what_they_are_of(commands: Commands, holds: Holds, tmp_path: Path) -> None:
+    outcome = install(commands, Wanted({"a": "1.20.0-1"}), holds, check=True, root=tmp_path)
+    diff = outcome.as_result(True, "toolkit")["diff"]
+    assert diff == {
+        "before_header": "toolkit packages",
+        "after_header": "toolkit packages",
+        "before": "a absent\n",
+        "after": "a 1.20.0-1\n",
+    }
+
+
 def test_an_upgrade_holds_again_what_apt_let_go(commands: Commands, holds: Holds) -> None:
     holds.add(["a"])
     commands.on("dpkg-query", out=state("a", version="1.18.2-1", want="hold"))
