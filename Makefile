@@ -22,7 +22,7 @@ help:
 	@echo 'make lab-down    remove the lab hosts; caches stay'
 	@echo 'make clean       remove the lab and its caches'
 	@echo 'make lab-ssh HOST=lab-cpu-1    a shell on a lab host'
-	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, docker'
+	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, models, docker'
 	@echo 'make lint | unit | sanity | e2e    one part of the tests'
 
 setup:
@@ -67,6 +67,7 @@ e2e: setup
 test: lint unit sanity
 	molecule --base-config .config/molecule/config.yml test --scenario-name default
 	molecule --base-config .config/molecule/config.yml test --scenario-name gpu_sim
+	molecule --base-config .config/molecule/config.yml test --scenario-name models
 	pytest tests/e2e
 
 test-slow: setup
@@ -76,6 +77,9 @@ test-slow: setup
 bench: setup
 	python benchmarks/no_op_run.py --inventory $(INVENTORY)
 	python benchmarks/gpu_facts_cost.py
+	python benchmarks/model_noop.py
+	python benchmarks/model_download.py
+	python benchmarks/model_fanout.py
 
 # Pins of every package for every supported interpreter; run it to take newer versions.
 lock: setup
