@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue import CHECKS
 
+from tests.support.playbook import play
 from tests.unit.gpu.hosts import Host
 
 ROOT = Path(__file__).parents[3]
@@ -77,3 +78,28 @@ def test_the_failure_says_one_error_whole_and_only_names_several(screen: str) ->
     assert "taken is not fit to serve (1 error): SOC-H64: vfio-pci drives the GPU at 0000:01:00.0" in taken
     assert "unknown is not fit to serve (2 errors): SOC-H41 (No host class), SOC-H64 (Another kernel" in unknown
     assert "vfio-pci drives" not in unknown
+
+
+def test_provisioning_ends_with_one_line_for_a_host(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROOT / "playbooks/provision.yml").read_text(encoding="utf-8"))[0]["tasks"]
+    named = {task["name"]: task for task in tasks}
+    assert [task["name"] for task in tasks][-2:] == ["Say what was done", "Fail with what is still wrong"]
+    facts = {"engines": {"podman": None, "docker": None}, "driver": {"version": "580.126.09", "flavour": "open"}}
+    given = {
+        "socle_facts": {"gpu_facts": {**facts, "toolkit": {"version": None}}},
+        "socle_checked": {"findings": [], "checked": []},
+        "gpu_driver_result": {"version": "580.178.04", "flavour": "open", "reboot": True, "changed": True},
+        "container_engine_result": {"engine": "podman", "version": "5.4.2", "changed": True},
+    }
+    kept = named["Keep what was there, for the line at the end"]
+    shown = [kept, {**named["Say what was done"], "register": "told"}]
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "vars": given, "tasks": shown}]), encoding="utf-8"
+    )
+    (tmp_path / "ansible.cfg").touch()
+    done, results = play(tmp_path, str(playbook), "--check")
+    assert done.returncode == 0, done.stdout
+    assert results[-1]["hosts"]["localhost"]["lines"] == [
+        "localhost would be: driver 580.126.09 -> 580.178.04 (open), podman none -> 5.4.2, with a reboot"
+    ]
