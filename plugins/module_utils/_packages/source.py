@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -64,9 +64,44 @@ def fields(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "" if params[name] is None else params[name] for name in names}
 
 
+_LOGIN = re.compile(r"[^/\s]*@")
+_UP_TO_LAST = re.compile(r"\S*@")
+_AUTHORITY = re.compile(r"[^/\s\"',;]*")
+
+
+def _end_of_login(text: str, start: int, *, strict: bool = True) -> int:
+    """Where user and password end that begin at *start*; *start* where there are none.
+
+    A password's slash that is not escaped ends the host for every tool, so where what stands before it is no host, the
+    last @ before a blank ends the password (only if *strict*). An @ in the path of a valid address means nothing.
+    """
+    login = _LOGIN.match(text, start)
+    end = login.end() if login else start
+    last = _UP_TO_LAST.match(text, end) if strict else None
+    found = _AUTHORITY.match(text, end)
+    authority = found.group() if found else ""
+    broken = authority.endswith(":") or address_fault(f"http://{authority}") != ""
+    return last.end() if last and authority and broken else end
+
+
+def _logins(text: str) -> Iterator[tuple[int, int]]:
+    """Where user and password of each address in a text begin and end."""
+    end = 0
+    for slashes in re.finditer("//", text):
+        start = slashes.end()
+        if start > end:
+            end = _end_of_login(text, start, strict=text[: start - 2].endswith(":"))
+            if end > start:
+                yield start, end
+
+
 def without_password(uri: str) -> str:
-    """The address, or a text with addresses, without user and password, which may hold an @ of its own."""
-    return re.sub(r"//[^/\s]*@", "//", uri)
+    """The address, or a text with addresses, without user and password, which may hold an @ or a / of their own."""
+    parts, done = [], 0
+    for start, end in _logins(uri):
+        parts.append(uri[done:start])
+        done = end
+    return "".join([*parts, uri[done:]])
 
 
 def hide_passwords(module: Any) -> None:
@@ -77,8 +112,11 @@ def hide_passwords(module: Any) -> None:
 
     def walk(value: Any) -> None:
         if isinstance(value, str):
+            found = [value[start:end] for start, end in _logins(value)]
             # An address without a scheme is refused, but has its password.
-            module.no_log_values.update(re.findall(r"(?://|^(?=[^/\s]*:))([^/\s]*@)", value))
+            if re.match(r"[^/\s]*:(?!//)", value):
+                found.append(value[: _end_of_login(value, 0)])
+            module.no_log_values.update(filter(None, found))
         elif isinstance(value, Mapping):
             for item in value.values():
                 walk(item)
