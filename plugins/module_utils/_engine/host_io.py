@@ -139,33 +139,62 @@ def accepts_connections(address: str, port: int) -> bool:
 FILE_REMEDIES = {
     errno.ENOSPC: "make room there ('df -h' shows it)",
     errno.EDQUOT: "raise the quota or make room",
-    errno.EROFS: "make that file system writable, or set another state folder",
+    errno.EROFS: "make that file system writable",
     errno.EACCES: "run as root (become: true), and see who owns it",
     errno.EPERM: "run as root (become: true), and see whether it is immutable",
     errno.EIO: "see the kernel's messages ('dmesg') about that disk",
     errno.EISDIR: "move that folder away, as a file belongs there",
     errno.EILSEQ: "correct the file by hand",
+    errno.ENXIO: "remove it, as a file belongs there",
 }
+
+PLACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What another file system would not answer."""
 
 
 class NotText(OSError, ValueError):
     """A file holds no UTF-8 text or is a pipe; both kinds, as those who pass damaged files over expect either."""
 
 
+def irregular(path: Path) -> str | None:
+    """What is in a file's place that would keep its reader waiting, perhaps for ever: "it is a pipe, not a file"."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if stat.S_ISFIFO(status.st_mode):
+        return "it is a pipe, not a file"
+    if stat.S_ISSOCK(status.st_mode):
+        return "it is a socket, not a file"
+    # A link to /dev/null is how a file is switched off.
+    device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+    if device and status.st_rdev != os.stat(os.devnull).st_rdev:
+        return "it is a device, not a file"
+    return None
+
+
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Gives an OSError the path that it is about: one of writing (a full disk) has none of its own."""
+def naming(path: Path, staged: Path | None = None) -> Iterator[None]:
+    """Gives an OSError the path that it is about: one of writing (a full disk) has none of its own.
+
+    *staged* is a file that only becomes *path*, and of which nobody knows.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        subject = error.filename2 or error.filename
+        unknown = subject is None or (staged is not None and os.fsdecode(subject) == str(staged))
+        if unknown and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 @contextlib.contextmanager
-def explaining(attempt: str) -> Iterator[None]:
-    """Turns an OSError, `NotText` too, into one sentence: "Cannot <attempt>: <reason> (<path>); <remedy>."."""
+def explaining(attempt: str, movable: Path | None = None) -> Iterator[None]:
+    """Turns an OSError, `NotText` too, into one sentence: "Cannot <attempt>: <reason> (<path>); <remedy>.".
+
+    *movable* is socle's state folder, or one in it: what is there may also be kept in another place.
+    """
     try:
         yield
     except OSError as error:
@@ -173,9 +202,15 @@ def explaining(attempt: str) -> Iterator[None]:
         path = error.filename2 or error.filename or "path unknown"
         reason = error.strerror or str(error)
         remedy = FILE_REMEDIES.get(error.errno or 0, "put that path right")
+        if error.errno in PLACE_ERRORS and movable is not None and _same_branch(Path(os.fsdecode(path)), movable):
+            remedy += ", or set another state folder"
         raise EngineError(
             f"Cannot {attempt}: {reason} ({path}); {remedy}, then repeat the run.", path=str(path), errno=error.errno
         ) from error
+
+
+def _same_branch(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents or path in folder.parents
 
 
 def make_folders(path: Path) -> None:
@@ -209,6 +244,20 @@ def read_noted(files: Files, path: Path) -> Any:
         return None
 
 
+@contextlib.contextmanager
+def _dropping(staged: Path) -> Iterator[None]:
+    """Leaves nothing at *staged* where it does not become what it was to be."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if staged.is_dir() and not staged.is_symlink():
+                shutil.rmtree(staged)
+            else:
+                staged.unlink()
+        raise
+
+
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
@@ -216,8 +265,9 @@ class Files:
         """The text, or None where there is no such file. Raises OSError, of which `NotText` is one."""
         try:
             # Opening a pipe waits for a writer, who may never come.
-            if path.is_fifo():
-                raise NotText(errno.EILSEQ, "it is a pipe, not a file", str(path))
+            fault = irregular(path)
+            if fault:
+                raise NotText(errno.ENXIO, fault, str(path))
             return path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
@@ -234,15 +284,17 @@ class Files:
             path = Path(os.path.realpath(path))
         make_folders(path.parent)
         staged = path.with_name(f".{path.name}.new")
-        with contextlib.suppress(FileNotFoundError):
-            staged.unlink()
-        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with naming(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
-            os.fchmod(stream.fileno(), mode)
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        staged.replace(path)
+        with naming(path, staged):
+            with contextlib.suppress(FileNotFoundError):
+                staged.unlink()
+            handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            with _dropping(staged):
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    os.fchmod(stream.fileno(), mode)
+                    stream.write(text)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                staged.replace(path)
 
     def ensure_folder(self, path: Path) -> None:
         """A folder that is there, with all above it."""
@@ -253,17 +305,19 @@ class Files:
         staged = path.with_name(f".{path.name}.new")
         shutil.rmtree(staged, ignore_errors=True)
         make_folders(staged)
-        for name, text in texts.items():
-            self.write(staged / name, text)
-        staged.replace(path)
+        with naming(path, staged), _dropping(staged):
+            for name, text in texts.items():
+                self.write(staged / name, text)
+            staged.replace(path)
 
     def point(self, link: Path, target: str) -> None:
         """Make *link* a symbolic link to *target* in one step."""
         staged = link.with_name(f".{link.name}.new")
         with contextlib.suppress(FileNotFoundError):
             staged.unlink()
-        staged.symlink_to(target)
-        staged.replace(link)
+        with naming(link, staged), _dropping(staged):
+            staged.symlink_to(target)
+            staged.replace(link)
 
     def remove(self, path: Path) -> None:
         """Remove a file or link; nothing happens when there is none."""

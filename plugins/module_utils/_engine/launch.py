@@ -234,7 +234,7 @@ class Launcher:
             raise EngineError(
                 f"Cannot launch {instance}: its plan is not sealed, so image and model are not proven; seal it first."
             )
-        with explaining(f"launch {instance}"):
+        with explaining(f"launch {instance}", self._dir):
             text = self._backend.render(_printable(plan))
             self._backend.validate(instance, text)
             if check:
@@ -495,7 +495,7 @@ class Launcher:
         if foreign:
             raise foreign
         if running and not check:
-            with explaining(f"stop {instance}"), self._lock(instance):
+            with explaining(f"stop {instance}", self._dir), self._lock(instance):
                 self._backend.stop(instance)
         action = ("would_stop" if check else "stopped") if running else "none"
         current = history.generations.get(history.current) if history.current else None
@@ -539,7 +539,7 @@ class Launcher:
         else:
             changed = not item.failed or item.state.get("reason") != reason or history.accepted == number
         if changed and not check:
-            with explaining(f"mark {instance} as {verdict}"), self._lock(instance):
+            with explaining(f"mark {instance} as {verdict}", self._dir), self._lock(instance):
                 if verdict == "accepted":
                     self._note(instance, item, verdict=None, reason=None, verdict_at=None, accepted_at=self._now())
                     self._files.point(folder / "accepted", f"generations/{number}")

@@ -44,7 +44,7 @@ def ensure_api_key(
 ) -> dict[str, Any]:
     """Make the host hold this key, or none; *folder* is the secrets' folder of the host."""
     check_name(instance)
-    with explaining(f"store the API key of {instance}"):
+    with explaining(f"store the API key of {instance}", folder):
         return _ensure_api_key(backend, folder, instance, api_key, files, check)
 
 

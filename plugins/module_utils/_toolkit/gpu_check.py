@@ -113,11 +113,11 @@ class GpuCheck:
         outcome.ran = True
         if check:
             return outcome
-        with explaining("forget the last GPU check"):
+        with explaining("forget the last GPU check", self._stamp):
             self._files.remove(self._stamp)
         outcome.image, outcome.changed = self._image(engine)
         self._compare(engine, engine_version, outcome.image, uuids)
-        with explaining("note that the GPU check passed"):
+        with explaining("note that the GPU check passed", self._stamp):
             self._files.write(self._stamp, json.dumps(subject.as_dict(), indent=1) + "\n")
         return outcome
 
@@ -137,7 +137,7 @@ class GpuCheck:
         if not check:
             for engine, name in images:
                 self._run([engine, "rmi", "--force", name])
-            with explaining("forget the last GPU check"):
+            with explaining("forget the last GPU check", self._stamp):
                 self._files.remove(self._stamp)
         return there or bool(images)
 

@@ -221,7 +221,7 @@ class CdiRefresh:
 
     def _move_aside(self, left: Sequence[str]) -> None:
         moved: dict[Path, str] = {}
-        with explaining("put away what described the GPUs before"):
+        with explaining("put away what described the GPUs before", self._put_aside):
             try:
                 for file in left:
                     path = self._root / file.lstrip("/")

@@ -104,7 +104,7 @@ def test_a_file_system_that_is_read_only_is_one_sentence_without_the_key(
 
 
 def test_a_link_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    words = r"Cannot try: No such file or directory \(.*/nowhere/\.current\.new\)"
+    words = r"Cannot try: No such file or directory \(.*/nowhere/current\)"
     with pytest.raises(EngineError, match=words), explaining("try"):
         Files().point(tmp_path / "nowhere" / "current", "generations/1")
 
@@ -113,13 +113,57 @@ def test_what_is_no_text_is_one_sentence_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    (tmp_path / "off.json").symlink_to("/dev/null")
+    os.mknod(tmp_path / "socket.json", stat.S_IFSOCK | 0o600)
     for name, words in (
         ("latin", r"its byte 7 is no UTF-8 text \(.*/latin\.json\); correct the file by hand"),
         ("folder", r"Is a directory \(.*/folder\.json\); move that folder away"),
-        ("pipe", r"it is a pipe, not a file \(.*/pipe\.json\)"),
+        ("pipe", r"it is a pipe, not a file \(.*/pipe\.json\); remove it"),
+        ("socket", r"it is a socket, not a file \(.*/socket\.json\); remove it"),
+        ("zero", r"it is a device, not a file \(.*/zero\.json\); remove it"),
     ):
         with pytest.raises(EngineError, match=f"Cannot read settings: {words}"), explaining("read settings"):
             Files().read(tmp_path / f"{name}.json")
+    assert Files().read(tmp_path / "off.json") == ""
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_file_that_is_not_replaced_leaves_nothing_beside_it(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "50-socle.conf"
+    path.write_text("old")
+
+    def fail(*_given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*((os, "fsync", fail) if step == "fsync" else (Path, "replace", fail)))
+    for change in (lambda: Files().write(path, "new"), lambda: Files().make_folder(tmp_path / "folder", {"a": "b"})):
+        with pytest.raises(OSError, match="No space left"):
+            change()
+    assert [found.name for found in tmp_path.iterdir()] == ["50-socle.conf"] and path.read_text() == "old"
+
+
+def test_a_file_system_that_is_read_only_is_named_by_the_file_that_was_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    said = {}
+    for name in ("etc", "state"):
+        with pytest.raises(EngineError) as caught, explaining("write", tmp_path / "state"):
+            Files().write(tmp_path / name / "daemon.json", "{}")
+        said[name] = caught.value.message.replace(str(tmp_path), "")
+    sentence = "Cannot write: Read-only file system ({}); make that file system writable{}, then repeat the run."
+    assert said["etc"] == sentence.format("/etc/daemon.json", "")
+    assert said["state"] == sentence.format("/state/daemon.json", ", or set another state folder")
 
 
 def test_what_is_no_text_is_damaged_to_those_who_pass_damaged_files_over() -> None:
