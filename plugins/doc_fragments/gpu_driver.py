@@ -84,4 +84,8 @@ options:
         description: Parameters of the kernel module.
         type: dict
         default: {}
+      persistence:
+        description: Whether the driver stays initialised while nothing uses the GPUs.
+        type: bool
+        default: true
 """

@@ -124,6 +124,18 @@ plan:
     reboot:
       description: What makes the driver run, with C(action) (V(none), V(load), V(reboot)) and C(reason).
       type: dict
+    warnings:
+      description: What a person should know although the run goes on.
+      type: list
+      elements: str
+    refused:
+      description: >-
+        Why a run would be refused by the package index that the host has now; empty where nothing speaks against it.
+        A run reads the index anew first.
+      type: str
+    expected:
+      description: Versions of packages that are asked for without one, and of parts that come along, by apt's word.
+      type: dict
 summary:
   description: One line for a person, with the reason of a reboot if one would be needed.
   returned: success
@@ -149,6 +161,8 @@ def main() -> None:
         result = (verification if settings.state == "unmanaged" else make)(host_of(module), settings, facts)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
+    for warning in result.warnings:
+        module.warn(f"{warning}.")
     module.exit_json(changed=False, plan=result.as_dict(), summary=summary(result))
 
 

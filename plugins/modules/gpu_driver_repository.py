@@ -27,7 +27,9 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: partial
-    details: Tells which files would be written; reads no index, so that RV(plan) stays without exact versions.
+    details: >-
+      Tells which files would be written, and reads no index. Fails where the index that the host has speaks against a
+      run; where the host has none, RV(plan) stays without exact versions, and a warning says so.
   diff_mode:
     support: full
 options:
@@ -71,7 +73,12 @@ files:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, plan_as_is, summary
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    foresee,
+    plan,
+    plan_as_is,
+    summary,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
@@ -96,7 +103,9 @@ def main() -> None:
             files = sources.remove(module.check_mode)
             module.exit_json(changed=bool(files), files=files, diff=diff(sources.former, {}))
         if module.check_mode:
-            changes = sources.outlook()
+            for warning in foresee(outlook):
+                module.warn(warning)
+            changes = sources.outlook(module.params["key"])
             module.exit_json(
                 changed=bool(changes),
                 files=list(changes),

@@ -63,6 +63,7 @@ class Settings:
     reboot: str = "auto"
     """"auto", "never", or "force", which also ends what somebody else runs on the GPUs."""
     module_options: Mapping[str, Any] = field(default_factory=dict)
+    persistence: bool = True
 
     @property
     def wanted_branch(self) -> str:
@@ -465,6 +466,13 @@ def _some(versions: Sequence[str]) -> str:
     newest = sorted(set(versions), key=version_key, reverse=True)
     more = f" and {len(newest) - 8} older" if len(newest) > 8 else ""
     return (", ".join(newest[:8]) + more) if newest else "none"
+
+
+def idle_upgrade(settings: Settings, installed: Installed) -> str | None:
+    """What a person should know who asks for an upgrade that the pin of the installed version forbids."""
+    if settings.upgrade and settings.version and settings.version == installed.version:
+        return f"gpu_driver_upgrade is true, but gpu_driver_version pins {settings.version}: change or empty the pin"
+    return None
 
 
 def keeps(settings: Settings, installed: Installed) -> bool:

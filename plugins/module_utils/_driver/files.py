@@ -26,6 +26,9 @@ UNATTENDED = "/etc/apt/apt.conf.d/52socle-nvidia-unattended"
 
 FILES = (NOUVEAU, OPTIONS, MODULES, PERSISTENCE, UNATTENDED)
 
+PERSISTENCED = "nvidia-persistenced.service"
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+
 UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 MODPROBE_FOLDERS = ("etc/modprobe.d", "run/modprobe.d", "usr/lib/modprobe.d", "lib/modprobe.d")
 
@@ -104,6 +107,15 @@ def persistence_text(unit: str) -> str:
     )
 
 
+PERSISTENCE_AHEAD = re.sub(
+    r"(?<=^ExecStart=).+(?= --persistence-mode$)",
+    "(program and user of the package's unit)",
+    persistence_text(""),
+    flags=re.MULTILINE,
+)
+"""What check mode shows of the drop-in before the package's unit is there."""
+
+
 def read_unit(root: Path, name: str) -> str | None:
     """The text of an installed unit."""
     for folder in UNIT_FOLDERS:
@@ -111,6 +123,32 @@ def read_unit(root: Path, name: str) -> str | None:
         if path.is_file():
             return path.read_text(encoding="utf-8", errors="replace")
     return None
+
+
+def is_masked(root: Path, name: str) -> bool:
+    """Whether a unit is masked: a link to /dev/null, or an empty file, in its place."""
+    for folder in ("etc/systemd/system", "run/systemd/system"):
+        path = root / folder / name
+        if path.is_symlink():
+            if path.readlink() == Path("/dev/null"):
+                return True
+        elif path.is_file() and path.stat().st_size == 0:
+            return True
+    return False
+
+
+def check_units(root: Path, persistence: bool, fabric: bool) -> None:
+    """Refuse, before a package changes, units that the driver needs and that somebody masked."""
+    if persistence and is_masked(root, PERSISTENCED):
+        raise DriverError(
+            f"Cannot keep the GPUs initialised: {PERSISTENCED} is masked, so that it cannot be started; run 'systemctl"
+            f" unmask {PERSISTENCED}', or set gpu_driver_persistence: false, then repeat the run. Nothing was changed."
+        )
+    if fabric and is_masked(root, FABRIC_MANAGER):
+        raise DriverError(
+            f"Cannot configure the NVSwitch fabric: {FABRIC_MANAGER} is masked, so that it cannot be started; run"
+            f" 'systemctl unmask {FABRIC_MANAGER}', then repeat the run. Nothing was changed."
+        )
 
 
 def nouveau_is_blocked(root: Path) -> bool:
@@ -140,7 +178,7 @@ def wanted(root: Path, wishes: Wishes) -> dict[str, str | None]:
     modules = ["nvidia-uvm", *(("mlx5_ib", "ib_umad") if wishes.nvlink5 else ())]
     files[MODULES] = HEADER + "".join(f"{name}\n" for name in modules)
     if wishes.persistence:
-        files[PERSISTENCE] = persistence_text(read_unit(root, "nvidia-persistenced.service") or "")
+        files[PERSISTENCE] = persistence_text(read_unit(root, PERSISTENCED) or "")
     if wishes.deb:
         lines = "".join(f'  "^{pattern}";\n' for pattern in UNATTENDED_PATTERNS)
         files[UNATTENDED] = f"{APT_HEADER}Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
@@ -160,6 +198,8 @@ class Settler:
         if check and read_library_version(self.root) is None:
             # Whether the packages keep nouveau away shows when they are there; most do.
             del files[NOUVEAU]
+        if check and files[PERSISTENCE] is not None and read_unit(self.root, PERSISTENCED) is None:
+            files[PERSISTENCE] = PERSISTENCE_AHEAD
         for path, text in files.items():
             place = self.root / path.lstrip("/")
             before = self.files.read(place)
@@ -208,7 +248,7 @@ class Settler:
                 )
             else:
                 self.run(["systemctl", "daemon-reload"])
-                self.run(["systemctl", "try-restart", "nvidia-persistenced.service"])
+                self.run(["systemctl", "try-restart", PERSISTENCED])
         if NOUVEAU in changed or OPTIONS in changed:
             # nouveau, and the module where it is loaded early, are started from there.
             commands: list[list[str]] = []
@@ -231,12 +271,12 @@ class Settler:
         notes: list[str] = []
         if not wishes.present:
             return done, notes
-        unit = "nvidia-persistenced.service"
+        unit = PERSISTENCED
         if wishes.persistence and self._enabled(unit) == "disabled":
             done.append(f"enable {unit}")
             if not check:
                 self._switch("enable", unit, wishes)
-        unit = "nvidia-fabricmanager.service"
+        unit = FABRIC_MANAGER
         state = self._enabled(unit)
         if (wishes.nvswitch or wishes.nvlink5) and state == "disabled":
             done.append(f"enable {unit}")

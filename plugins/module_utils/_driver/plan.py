@@ -17,7 +17,11 @@ from typing import Any, Callable
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt, decide, names, reboot
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
-from ansible_collections.socle.inference.plugins.module_utils._driver.files import option_values, options_that_differ
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import (
+    check_units,
+    option_values,
+    options_that_differ,
+)
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     Repository,
@@ -94,6 +98,12 @@ class Plan:
     changed_needed: bool = False
     reasons: list[str] = field(default_factory=list)
     reboot: dict[str, str] = field(default_factory=lambda: {"action": "none", "reason": ""})
+    warnings: list[str] = field(default_factory=list)
+    """What a person should know although the run goes on."""
+    refused: str = ""
+    """Why a run would change nothing, by a package index that it reads anew first; "" where nothing speaks against."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """Versions that apt would take of packages that are asked for without one, and of parts that come along."""
 
     def as_dict(self) -> dict[str, Any]:
         """For the module's result: without the password of a mirror, which only the inventory has."""
@@ -115,6 +125,26 @@ def summary(plan: Plan) -> str:
     if plan.services and (plan.changed_needed or plan.reboot["action"] != "none"):
         parts.append(f"{', '.join(plan.services)} would be stopped meanwhile")
     return "; ".join(parts)
+
+
+def foresee(plan: Plan) -> list[str]:
+    """What check mode cannot promise, of a plan by the package index that the host has now; warnings.
+
+    Raises DriverError where that index speaks against a run.
+    """
+    if plan.refused:
+        raise DriverError(
+            f"{plan.refused} This is by the package index as this host read it last; if the repository has changed"
+            " since, run 'apt-get update' and check again."
+        )
+    if plan.final or not plan.refresh:
+        return []
+    where = (plan.repository or {}).get("display") or "the distribution"
+    asked = f"driver {plan.version}" if plan.version else "a driver of that branch"
+    return [
+        f"The package index of {where} is not on this host yet, and check mode does not fetch it: whether it has"
+        f" {asked} is not known; a run reads it first, and is refused before anything is changed where it has not."
+    ]
 
 
 def own_holds(host: Host) -> set[str]:
@@ -162,6 +192,7 @@ def plan(host: Host, settings: Settings, facts: Mapping[str, Any], *, fresh: boo
     if not gpus:
         return Plan(reasons=["no NVIDIA GPU is on the PCI bus"])
     check_wishes(settings, gpus)
+    check_units(host.root, settings.persistence, bool(facts.get("nvswitches") or facts.get("nvlink5")))
     return Planner(host, settings, facts, packages, fresh).plan()
 
 
@@ -239,6 +270,7 @@ class Planner:
         kinds = decide.generations(settings, self.facts["gpus"])
         result.flavour, why = decide.choose_flavour(settings, kinds, self.installed.flavour)
         result.reasons.append(f"{result.flavour} modules for {', '.join(kinds)}: {why}")
+        self._tell_idle_upgrade()
         # A kernel with Secure Boot loads what DKMS built only with a key that was enrolled by hand.
         self.signed = bool(
             self.facts.get("secure_boot") and settings.source == "distribution" and self.os.get("id") == "ubuntu"
@@ -268,21 +300,40 @@ class Planner:
             except DriverError as error:
                 if self.fresh:
                     raise
+                reasons = list(result.reasons)
+                # What no index can change is refused here, in its own words.
                 self._outlook()
-                self._refused(error)
+                if self._has_index(url):
+                    result.reasons = reasons
+                    self._refused(error)
         return result
+
+    def _has_index(self, url: str) -> bool:
+        """Whether apt has read what the packages and their headers come from; it may be out of date."""
+        needed = [(self.wanted.exact, url or None), (self.wanted.headers, None)]
+        try:
+            return all(not names or apt.offered(self.host.run, names, origin) for names, origin in needed)
+        except DriverError:
+            # Not an index that is missing: apt answers nothing at all.
+            return True
+
+    def _tell_idle_upgrade(self) -> None:
+        told = decide.idle_upgrade(self.settings, self.installed)
+        if told is not None:
+            self.result.reasons.append(told)
+            self.result.warnings.append(told)
 
     def _refused(self, error: DriverError) -> None:
         """What an index speaks against that a run reads anew first: nothing is promised of what would come after."""
         result = self.result
-        # What would be installed was said last.
-        del result.reasons[-1:]
+        result.final, result.action, result.version = False, "none", None
+        result.install, result.remove, result.services, result.unhold = [], [], [], []
+        result.reboot = vars_of(reboot.Activation("none", ""))
+        result.refused = error.message
         why = error.message.removesuffix(" Nothing was changed.").rstrip(".")
         result.reasons.append(
             f"by the package index as it is now, which a run reads anew first, the run would be refused: {why}"
         )
-        result.services = []
-        result.reboot = vars_of(reboot.Activation("none", ""))
 
     def _wanted(self, flavour: str) -> Wanted:
         return Wanted(
@@ -441,6 +492,7 @@ class Planner:
         result.install = [
             *([self.wanted.pin] if self.wanted.pin else []),
             *(name + end for name in self.wanted.exact),
+            *(name + end for name in self.wanted.optional if not kept),
             *self.wanted.independent,
             *(name for name in self.wanted.headers if not is_installed(self.packages, name)),
         ]
@@ -569,6 +621,12 @@ class Planner:
                 f" release with 'apt-mark unhold {' '.join(held)}' and repeat the run. Nothing was changed."
             )
         result.remove = sorted({*result.remove, *simulated.removals})
+        asked = {name: bool(version) for name, _equals, version in (one.partition("=") for one in result.install)}
+        result.expected = {
+            name: then
+            for name, (_now, then) in sorted(simulated.installs.items())
+            if not asked.get(name, not names.is_driver_package(name))
+        }
 
     def _name_action(self, target: str) -> None:
         result, installed = self.result, self.installed
@@ -655,18 +713,22 @@ def _pins(offers: Mapping[str, Sequence[str]], host: Host, url: str) -> list[str
     return [version for version in versions if f"nvidia-driver-pinning-{version}" in pinned]
 
 
+def belongs(name: str, package_version: str, version: str, also: Sequence[str]) -> bool:
+    """Whether a package is held with the driver at *version*: its parts, its pin, and *also*."""
+    return (
+        name in also
+        or name.startswith(("nvidia-driver-pinning-", "linux-modules-nvidia-"))
+        or name == "nvlsm"
+        or (names.is_driver_package(name) and upstream(package_version) == version)
+    )
+
+
 def holdable(packages: Mapping[str, Mapping[str, Any]], version: str, also: Sequence[str]) -> list[str]:
     """Installed packages that belong to the driver at *version*, its pin, and *also* where installed."""
     return sorted(
         name
         for name, package in packages.items()
-        if package["status"] == "installed"
-        and (
-            name in also
-            or name.startswith(("nvidia-driver-pinning-", "linux-modules-nvidia-"))
-            or name == "nvlsm"
-            or (names.is_driver_package(name) and upstream(package["version"]) == version)
-        )
+        if package["status"] == "installed" and belongs(name, package["version"], version, also)
     )
 
 

@@ -9,8 +9,9 @@ selects the branch and the flavour; release 10 has no modules, so there only the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import key_steps
@@ -69,6 +70,9 @@ LOCKS = (
 )
 """Installed packages that are locked with the driver: a lock on some of them alone makes 'dnf upgrade --best' fail."""
 
+MODULE_LOCKS = ("kmod-nvidia-", "nvidia-open")
+"""How the patterns of LOCKS begin that modules are locked by."""
+
 PRECOMPILED = {
     "open": re.compile(r"kmod-nvidia-open(-\d+\.\d+\S*)?|nvidia-open-kmod"),
     "proprietary": re.compile(r"kmod-nvidia-\d{3,}\.\d+(\.\d+)?-\d+\.\d+\.\d+-\S+"),
@@ -100,6 +104,15 @@ def is_precompiled(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in PRECOMPILED.values())
 
 
+def locked_with_driver(installed: Iterable[str]) -> list[str]:
+    """Of *installed* packages those that a run locks, sorted; not precompiled modules, which go on with kernels."""
+    there = sorted(installed)
+    dkms = any(name.startswith("kmod-nvidia-") and name.endswith("-dkms") for name in there)
+    free = not dkms and any(is_precompiled(name) for name in there)
+    patterns = [pattern for pattern in LOCKS if not (free and pattern.startswith(MODULE_LOCKS))]
+    return [name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
 def without_dkms(packages: DriverPackages, compute_only: bool) -> DriverPackages:
     """*packages* on a host that has precompiled modules: these come, and go on with kernels, by their own source."""
     return replace(
@@ -108,7 +121,7 @@ def without_dkms(packages: DriverPackages, compute_only: bool) -> DriverPackages
         headers=(),
         stream=None,
         # A lock would keep the modules for the next kernel away.
-        lock=tuple(pattern for pattern in packages.lock if not pattern.startswith(("kmod-nvidia-", "nvidia-open"))),
+        lock=tuple(pattern for pattern in packages.lock if not pattern.startswith(MODULE_LOCKS)),
         dkms=None,
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import decide, rpm_names
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Installed, Settings
+from ansible_collections.socle.inference.plugins.module_utils._driver.files import check_units
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
     DriverPackages,
@@ -176,6 +177,7 @@ def rpm_plan(host: Host, settings: Settings, facts: Mapping[str, Any]) -> Plan:
     if not gpus:
         return RpmPlan(reasons=["no NVIDIA GPU is on the PCI bus"])
     check_wishes(settings, gpus)
+    check_units(host.root, settings.persistence, bool(facts.get("nvswitches") or facts.get("nvlink5")))
     return RpmPlanner(host, settings, facts, packages).plan()
 
 
@@ -221,6 +223,7 @@ class RpmPlanner(Planner):
         kinds = decide.generations(settings, self.facts["gpus"])
         result.flavour, why = decide.choose_flavour(settings, kinds, self.installed.flavour)
         result.reasons.append(f"{result.flavour} modules for {', '.join(kinds)}: {why}")
+        self._tell_idle_upgrade()
         self.release = decide.kernel_release(self.kernel, self.host.read(self.host.proc_root / "version"))
         self.wanted = rpm_names.rpm_packages(self.os, self.arch, self.kernel, self._wanted(result.flavour))
         if self.precompiled:

@@ -58,6 +58,7 @@ SETTINGS = {
     "services": {"type": "list", "elements": "str", "default": []},
     "reboot": {"type": "str", "choices": ["auto", "never", "force"], "default": "auto"},
     "module_options": {"type": "dict", "default": {}},
+    "persistence": {"type": "bool", "default": True},
 }
 """The argument spec of the option settings, which the role hands to every module."""
 

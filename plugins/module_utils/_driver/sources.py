@@ -91,8 +91,8 @@ class Sources:
             self.restore()
             raise
 
-    def outlook(self) -> dict[str, bytes | None]:
-        """Path -> content of what `add` would write or remove, with the key that is there, else an empty one.
+    def outlook(self, given: str = "") -> dict[str, bytes | None]:
+        """Path -> content of what `add` would write or remove, with the key that is given or there, else an empty one.
 
         What is there now is noted as by `add`.
         """
@@ -100,6 +100,8 @@ class Sources:
             return {}
         places = [self.root / (self.wanted["key"] + form).lstrip("/") for form in (".asc", ".gpg")]
         key = next((place.read_bytes() for place in places if place.is_file()), b"")
+        if given.lstrip().startswith("-----BEGIN"):
+            key = self._key(given)
         changes = {}
         for path, content in self.texts(key).items():
             place = self.root / path.lstrip("/")
@@ -193,10 +195,10 @@ def diff(before: Mapping[Path, bytes | None], after: Mapping[str, bytes | None])
     """Diffs of package sources, without passwords; keys are named only."""
 
     def text(path: str, content: bytes | None) -> str:
-        if not content:
+        if content is None:
             return ""
         if path.endswith((".gpg", ".asc")):
-            return f"(a key of {len(content)} bytes)\n"
+            return f"(a key of {len(content)} bytes)\n" if content else "(the repository's key)\n"
         if path == AUTH:
             return "(user and password of a mirror)\n"
         return without_password(content.decode("utf-8", "replace"))

@@ -10,9 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._driver import apt, dkms
-from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
+from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, upstream
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import is_driver_package
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, Host, holdable, own_holds
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
+    LEDGER,
+    Host,
+    belongs,
+    holdable,
+    own_holds,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt import reason
@@ -24,21 +30,34 @@ ABSENT = ("not-installed", "config-files")
 
 
 def diff(packages: Packages, plan: Mapping[str, Any], hold: bool) -> dict[str, str]:
-    """Before and after, one package a line, from a plan."""
+    """Before and after, one package a line, from a plan.
+
+    Of a plan that was made without the package index no version is shown that nobody has seen.
+    """
 
     def line(name: str, version: str | None, held: bool) -> str:
         return f"{name} {version or ''}{' (held)' if held else ''}".rstrip() + "\n"
 
+    known, also = plan.get("final", True), plan.get("hold_also") or []
+    expected = plan.get("expected") or {}
     after: dict[str, str] = {}
     before: dict[str, str] = {}
-    for argument in plan["install"]:
-        name, _equals, version = argument.partition("=")
+    for argument in [*plan["install"], *expected]:
+        name, _equals, asked = argument.partition("=")
+        if name in after:
+            continue
         package = packages.get(name)
-        present = package is not None and package["status"] not in ABSENT
-        if package is not None and present:
-            before[name] = line(name, package["version"], package["held"])
-        kept = package["version"] if package is not None and present else None
-        after[name] = line(name, version or kept, hold and bool(version))
+        present = package["version"] if package is not None and package["status"] not in ABSENT else None
+        if package is not None and present is not None:
+            before[name] = line(name, present, package["held"])
+        same = present is not None and asked.endswith("*") and upstream(present) == asked.rstrip("*")
+        if known or same:
+            version = present if same else asked or expected.get(name) or present
+            # On the RHEL family a version that is asked for is one that is locked.
+            ours = bool(asked) or belongs(name, version or "", str(plan["version"]), also)
+            after[name] = line(name, version, hold and ours)
+        else:
+            after[name] = unknown(name, asked)
     for name in plan["remove"]:
         if name in packages and name not in after:
             before[name] = line(name, packages[name]["version"], packages[name]["held"])
@@ -52,6 +71,13 @@ def diff(packages: Packages, plan: Mapping[str, Any], hold: bool) -> dict[str, s
         "before": "".join(text for _name, text in sorted(before.items())),
         "after": "".join(text for _name, text in sorted(after.items())),
     }
+
+
+def unknown(name: str, asked: str) -> str:
+    """The line of a package that a run asks a repository for whose index nobody has read."""
+    if asked.endswith(".*"):
+        return f"{name} (the newest of {asked.removesuffix('.*')} that the repository has)\n"
+    return f"{name} ({asked.rstrip('*')}{' ' if asked else ''}if the repository has it)\n"
 
 
 class Transaction:

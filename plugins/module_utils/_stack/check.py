@@ -105,6 +105,40 @@ def those(concerned: Iterable[Tree], **more: Any) -> Evidence:
     return {"gpus": name_gpus(listed), "bus_id": listed[0].get("pci_bus_id"), **more}
 
 
+PERSISTENCED = "nvidia-persistenced"
+
+
+def persistenced_state(stack: Tree) -> tuple[str, str] | None:
+    """(why nvidia-persistenced does not run, as a clause; what to do), or None where it runs or is not there."""
+    unit = tree(stack, "units", f"{PERSISTENCED}.service")
+    enabled, active = str(unit.get("enabled") or ""), unit.get("active")
+    if not unit.get("present") or active == "active":
+        return None
+    if unit.get("masked") or enabled.startswith("masked"):
+        return (
+            "is masked, so that nothing can start it",
+            f"Run 'systemctl unmask {PERSISTENCED}', then playbook provision.yml, or set gpu_driver_persistence to"
+            " false.",
+        )
+    provision = "or run playbook provision.yml, which does it and makes it wait for the devices"
+    if active == "failed":
+        return (
+            f"failed (result {unit.get('result')})",
+            f"See 'journalctl -b -u {PERSISTENCED}' for why, then start it with 'systemctl restart {PERSISTENCED}'.",
+        )
+    if active not in (None, "inactive"):
+        return f"is {active}", f"See 'systemctl status {PERSISTENCED}'."
+    if enabled == "disabled":
+        return (
+            "is disabled, so that a boot does not start it, and does not run",
+            f"Run 'systemctl enable --now {PERSISTENCED}', {provision}.",
+        )
+    start = f"Start it with 'systemctl start {PERSISTENCED}', {provision}."
+    if unit.get("condition") is False:
+        return "did not start, since its condition was not met", start
+    return "is stopped", start
+
+
 def device_id(gpu: Tree) -> int | None:
     """0x20b2 of "10de:20b2"."""
     text = str(gpu.get("pci_device_id") or "").rpartition(":")[2]

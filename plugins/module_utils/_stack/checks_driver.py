@@ -14,12 +14,15 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
     FIRST_OPEN_ONLY_BRANCH,
     UNFINISHED,
     builds,
+    installed_version,
     key_steps,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     branch_of,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import headers, is_driver_package
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import holdable
+from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import locked_with_driver
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import (
     AFTER,
@@ -38,6 +41,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     is_consumer,
     name_gpus,
     needs_open,
+    persistenced_state,
     those,
     tree,
 )
@@ -262,11 +266,10 @@ def secure_boot_refuses(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 
 
 def persistenced_down(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    unit = tree(stack, "units", "nvidia-persistenced.service")
-    if intent.get("driver_persistence") is False or not unit.get("present") or unit.get("active") == "active":
+    state = persistenced_state(stack)
+    if intent.get("driver_persistence") is False or state is None:
         return None
-    why = "its condition was not met at boot" if unit.get("condition") is False else f"its result is {unit['result']}"
-    return {"active": unit.get("active"), "why": why}
+    return {"state": state[0], "way": state[1]}
 
 
 def _reserved(facts: Tree) -> list[Tree]:
@@ -343,13 +346,21 @@ def packages_unfinished(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 
 
 def not_held(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
-    packages = {name: package for name, package in _driver_packages(stack).items() if package["status"] == "installed"}
-    if intent.get("driver_hold") is False or not packages or any(package["held"] for package in packages.values()):
+    if intent.get("driver_hold") is False:
         return None
-    # The others are tied to these by their dependencies.
-    names = sorted(packages)[:3]
-    tool = "dnf versionlock add" if tree(facts, "os").get("id") not in ("debian", "ubuntu") else "apt-mark hold"
-    return {"packages": names, "count": len(packages), "tool": tool}
+    packages = tree(stack, "packages")
+    if tree(facts, "os").get("id") in ("debian", "ubuntu"):
+        ours = [name for name in holdable(packages, installed_version(packages) or "", ()) if is_driver_package(name)]
+        tool = "apt-mark hold"
+    else:
+        ours = locked_with_driver(name for name in packages if _is_installed(stack, name))
+        tool = "dnf versionlock add"
+    loose = [name for name in ours if not packages[name]["held"]]
+    if not loose:
+        return None
+    more = [f"and {len(loose) - 6} more"] if len(loose) > 6 else []
+    are = "is" if len(loose) == 1 else "are"
+    return {"packages": [*loose[:6], *more], "loose": len(loose), "are": are, "count": len(ours), "tool": tool}
 
 
 def _covers(pattern: str, name: str) -> bool:
@@ -594,9 +605,9 @@ CHECKS = (
         "nvidia-persistenced does not run",
         WARNING,
         (AFTER,),
-        "State of the unit, unless gpu_driver_persistence is false.",
-        "nvidia-persistenced is {active}: {why}.",
-        "Start it with 'systemctl start nvidia-persistenced'; playbook provision.yml makes it wait for the devices.",
+        "State of the unit (masked, disabled, stopped, failed), unless gpu_driver_persistence is false.",
+        "nvidia-persistenced {state}: the driver lets go of the GPUs when nothing uses them.",
+        "{way}",
         persistenced_down,
     ),
     Check(
@@ -698,9 +709,10 @@ CHECKS = (
         "Driver packages are not held",
         WARNING,
         (AFTER,),
-        "No driver package is held or locked, unless gpu_driver_hold is false.",
-        "No driver package of {count} is held: an upgrade of the system changes the driver under running instances.",
-        "Run playbook provision.yml with gpu_driver_hold: true; by hand '{tool}' with {packages} and the others.",
+        "Driver packages that provision.yml holds or locks, and that are not, unless gpu_driver_hold is false.",
+        "{loose} of {count} driver packages {are} not held: {packages}; an upgrade of the system changes the driver"
+        " under running instances.",
+        "Run playbook provision.yml, which holds them again; by hand '{tool}' with their names.",
         not_held,
         of_upkeep=True,
     ),

@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.check impor
     gpus,
     is_too_old,
     name_gpus,
+    persistenced_state,
     those,
     tree,
 )
@@ -190,7 +191,15 @@ def power_limit(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
 def persistence_off(facts: Tree, stack: Tree, intent: Tree) -> Evidence:
     if intent.get("driver_persistence") is False:
         return None
-    return those(gpu for gpu in gpus(facts) if gpu.get("persistence") is False)
+    state = persistenced_state(stack)
+    if state is not None:
+        way = f"nvidia-persistenced, which switches it on, {state[0]}. {state[1]}"
+    else:
+        way = (
+            "Run playbook provision.yml, which has nvidia-persistenced switch it on; by hand 'nvidia-smi -pm 1', which"
+            " holds until the next boot."
+        )
+    return those((gpu for gpu in gpus(facts) if gpu.get("persistence") is False), way=way)
 
 
 def _xids(facts: Tree, codes: tuple[int, ...]) -> Evidence:
@@ -309,7 +318,8 @@ CHECKS = (
         BOTH,
         "Xid lines of the kernel log since boot.",
         "The kernel log since boot has {xids}; nvidia-smi may hang.",
-        "Reboot the host, and take a newer driver of the branch with gpu_driver_upgrade: true.",
+        "Reboot the host, and take a newer driver of the branch: change gpu_driver_version where the inventory has one,"
+        " else run playbook provision.yml with gpu_driver_upgrade: true.",
         xid_gsp,
     ),
     Check(
@@ -492,7 +502,7 @@ CHECKS = (
         (AFTER,),
         "Persistence mode of nvidia-smi, unless gpu_driver_persistence is false.",
         "Persistence mode is off for {gpus}: the driver lets go of the GPU when idle, and each start takes longer.",
-        "Run playbook provision.yml with gpu_driver_persistence: true, or start nvidia-persistenced.",
+        "{way}",
         persistence_off,
     ),
     Check(

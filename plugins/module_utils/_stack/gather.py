@@ -37,6 +37,7 @@ PROPERTIES = (
     "ActiveState",
     "Result",
     "ConditionResult",
+    "ConditionTimestampMonotonic",
     "After",
     "ActiveEnterTimestampMonotonic",
 )
@@ -89,10 +90,13 @@ def _units(run: Run) -> dict[str, dict[str, Any]]:
         entered = properties.get("ActiveEnterTimestampMonotonic", "")
         units[name] = {
             "present": properties.get("LoadState", "not-found") not in ("not-found", ""),
+            "masked": properties.get("LoadState") == "masked",
             "enabled": properties.get("UnitFileState") or None,
             "active": properties.get("ActiveState") or None,
             "result": properties.get("Result") or None,
-            "condition": properties.get("ConditionResult") != "no",
+            # Of a unit that nobody tried to start systemd says "no" as well.
+            "condition": properties.get("ConditionResult") != "no"
+            or properties.get("ConditionTimestampMonotonic") == "0",
             "after": properties.get("After", "").split(),
             "active_since_us": int(entered) if entered.isdigit() and int(entered) > 0 else None,
         }

@@ -66,6 +66,8 @@ class FakeHost:
         self.failures: dict[str, str] = {}
         self.dkms = ""
         self.extra_removals: list[str] = []
+        self.extra_installs: dict[str, str] = {}
+        """What apt says that comes along."""
         self.calls: list[list[str]] = []
         self.preferences: list[str] = []
         self.write("proc/sys/kernel/osrelease", f"{KERNEL}\n")
@@ -159,7 +161,8 @@ class FakeHost:
                 return 100, "", f"E: Unable to locate package {name}\n"
             installs.append((name, version or max(offers)))
         if "-s" in command:
-            lines = [f"Inst {name} ({version} repo [amd64])\n" for name, version in installs]
+            every = [*installs, *self.extra_installs.items()]
+            lines = [f"Inst {name} ({version} repo [amd64])\n" for name, version in every]
             return 0, "".join([*lines, *(f"Remv {name} [1]\n" for name in removals)]), ""
         if "--download-only" not in command:
             for name, version in installs:

@@ -83,6 +83,16 @@ def test_check_mode_shows_and_writes_nothing(tmp_path: Path) -> None:
     assert files.NOUVEAU in settle(tmp_path, Units(), wishes(), check=True)["files"]
 
 
+def test_check_mode_names_no_user_of_a_unit_that_is_not_there(tmp_path: Path) -> None:
+    result = settle(tmp_path, Units(), wishes(), check=True)
+    (shown,) = (one["after"] for one in result["diff"] if one["after_header"] == files.PERSISTENCE)
+    assert "ExecStart=\nExecStart=(program and user of the package's unit) --persistence-mode\n" in shown
+    assert "--user" not in shown
+    put(tmp_path, "/usr/lib/systemd/system/nvidia-persistenced.service", DEBIAN_UNIT)
+    result = settle(tmp_path, Units(nvidia_persistenced="enabled"), wishes(), check=True)
+    assert any("--user nvpd --persistence-mode\n" in one["after"] for one in result["diff"])
+
+
 @pytest.mark.parametrize(
     ("path", "text", "blocked"),
     [

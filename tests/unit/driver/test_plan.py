@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.model impo
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
     LEDGER,
     Plan,
+    foresee,
     plan,
     plan_as_is,
     summary,
@@ -292,9 +293,96 @@ def test_an_old_index_is_no_error_before_it_was_read_again(fake: FakeHost) -> No
     fake.add_source()
     wanted = Settings(repository_url=BASE, architecture="ampere", version="580.199.01")
     found = plan_as_is(fake.host(), wanted, facts())
-    assert not found.final and found.refresh and "nvidia-driver-cuda=580.199.01*" in found.install
-    with pytest.raises(DriverError):
+    assert not found.final and found.refresh and found.changed_needed
+    assert (found.install, found.remove, found.action) == ([], [], "none"), "nothing is invented"
+    with pytest.raises(DriverError) as raised:
         plan(fake.host(), wanted, facts())
+    assert found.refused == raised.value.message
+    with pytest.raises(DriverError, match="apt-get update") as checked:
+        foresee(found)
+    assert checked.value.message.startswith(raised.value.message)
+
+
+@pytest.mark.parametrize("missing", ["driver", "headers"])
+def test_an_index_that_was_never_read_speaks_against_nothing(fake: FakeHost, missing: str) -> None:
+    fake.add_source()
+    if missing == "driver":
+        fake.offers = {}
+    else:
+        fake.distribution = {}
+    wanted = Settings(repository_url=BASE, architecture="ampere", version="580.126.09")
+    found = plan_as_is(fake.host(), wanted, facts())
+    assert not found.refused and not found.final and found.refresh
+    assert "nvidia-driver-cuda=580.126.09*" in found.install and "nvidia-persistenced=580.126.09*" in found.install
+    (told,) = foresee(found)
+    assert "whether it has driver 580.126.09 is not known" in told
+
+
+def test_a_branch_that_was_never_read_is_not_promised(fake: FakeHost) -> None:
+    found = plan_as_is(fake.host(), Settings(repository_url=BASE, architecture="ampere", branch="580"), facts())
+    (told,) = foresee(found)
+    assert not found.refused and "has a driver of that branch is not known" in told
+    fake.add_source()
+    assert foresee(plan_as_is(fake.host(), Settings(repository_url=BASE, architecture="ampere"), facts())) == []
+
+
+def test_what_no_index_can_change_is_no_matter_of_the_index(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("595.91.07", pin="595")
+    wanted = Settings(repository_url=BASE, architecture="ampere", version="580.178.04")
+    with pytest.raises(DriverError, match="580\\.178\\.04 is older"):
+        plan_as_is(fake.host(), wanted, loaded("595.91.07"))
+
+
+def test_an_upgrade_that_a_pin_forbids_is_told(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True, pin="580.126.09")
+    own(fake, *fake.held())
+    words = "gpu_driver_upgrade is true, but gpu_driver_version pins 580.126.09: change or empty the pin"
+    found = planned(fake, loaded("580.126.09"), version="580.126.09", upgrade=True)
+    assert found.warnings == [words] and words in summary(found) and not found.changed_needed
+    assert not planned(fake, loaded("580.126.09"), version="580.126.09").warnings
+    changed = planned(fake, loaded("580.126.09"), version="580.178.04", upgrade=True)
+    assert changed.action == "upgrade" and not changed.warnings
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_masked_unit_is_named_before_a_package_changes(fake: FakeHost, empty: bool) -> None:
+    fake.add_source()
+    for name in ("nvidia-persistenced.service", "nvidia-fabricmanager.service"):
+        place = fake.root / "etc/systemd/system" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if empty:
+            place.touch()
+        else:
+            place.symlink_to("/dev/null")
+    words = r"^Cannot keep the GPUs initialised: nvidia-persistenced\.service is masked.*'systemctl unmask nvidia-pers"
+    with pytest.raises(DriverError, match=words):
+        planned(fake)
+    assert planned(fake, persistence=False).final, "without an NVSwitch nobody needs fabric manager"
+    told = facts(nvswitches=[{"pci_bus_id": "0000:07:00.0", "pci_device_id": "10de:22a3"}])
+    with pytest.raises(DriverError, match=r"nvidia-fabricmanager\.service is masked.*'systemctl unmask nvidia-fabric"):
+        planned(fake, told, persistence=False)
+
+
+def test_an_override_of_a_unit_is_no_mask(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.write("etc/systemd/system/nvidia-persistenced.service", "[Service]\n")
+    place = fake.root / "etc/systemd/system/nvidia-fabricmanager.service"
+    place.symlink_to("/opt/units/nvidia-fabricmanager.service")
+    assert planned(fake, facts(nvswitches=[{}])).version
+
+
+def test_what_comes_along_is_known_by_its_version(fake: FakeHost) -> None:
+    fake.add_source()
+    fake.extra_installs = {"libcuda1": "580.178.04-1", "gcc": "14-1", "libnvidia-container1": "1.20.0-1"}
+    found = planned(fake)
+    assert found.expected == {
+        "libcuda1": "580.178.04-1",
+        "linux-headers-cloud-amd64": "6.12.118-1",
+        f"linux-headers-{KERNEL}": "6.12.118-1",
+        "nvidia-driver-pinning-580": "580-1",
+    }
 
 
 @pytest.mark.parametrize(

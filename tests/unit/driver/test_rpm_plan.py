@@ -669,3 +669,26 @@ def test_a_stream_that_was_left_enabled_without_a_driver_goes(host: RpmHost) -> 
     carry_out(host, found)
     assert host.stream is None
     assert not plan(host, state="absent").changed_needed
+
+
+def test_an_upgrade_that_a_pin_forbids_is_told(host: RpmHost) -> None:
+    settled(host)
+    found = plan(host, version="580.159.03", upgrade=True)
+    assert found.warnings == [
+        "gpu_driver_upgrade is true, but gpu_driver_version pins 580.159.03: change or empty the pin"
+    ]
+    assert found.warnings[0] in summary(found) and not found.changed_needed
+
+
+def test_a_masked_unit_is_named_before_a_package_changes(host: RpmHost) -> None:
+    place = host.root / "etc/systemd/system/nvidia-persistenced.service"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to("/dev/null")
+    with pytest.raises(DriverError, match="systemctl unmask nvidia-persistenced"):
+        plan(host)
+
+
+def test_the_diff_has_versions_and_locks(host: RpmHost) -> None:
+    after = carry_out(host, plan(host), check=True)["diff"]["after"]
+    assert "nvidia-driver-cuda 3:580.178.04-1.el9 (held)\n" in after
+    assert not any("if the repository has it" in line for line in after.splitlines())

@@ -311,6 +311,17 @@ def moved(fake: FakeHost, url: str) -> Any:
     return plan(fake.host(), settings(repository_url=url), facts())
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"), [("", f"{OWN_KEY}.gpg: (the repository's key)"), (ARMOUR, f"{OWN_KEY}.asc: (a key of 77 bytes)")]
+)
+def test_check_mode_shows_the_key_that_would_come(fake: FakeHost, key: str, shown: str) -> None:
+    web = Web()
+    sources = Sources(fake.run, fake.root, web, plan(fake.host(), settings(), facts()).repository or {}, lambda: 0.0)
+    changes = sources.outlook(key)
+    told = [f"{one['after_header']}: {one['after'].strip()}" for one in diff(sources.former, changes)]
+    assert shown in told and web.asked == [] and ours(fake) == []
+
+
 OTHER = "https://other.example.org/cuda/repos"
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver import dkms
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER, plan, plan_as_is
 from ansible_collections.socle.inference.plugins.module_utils._driver.transaction import Transaction
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 
 from .fake_host import KERNEL, FakeHost, facts
 
+BASE = "https://mirror.example.org/cuda/repos"
 FIXTURES = Path(__file__).parent / "fixtures"
 FAILED_BUILD = (FIXTURES / "make_open_550.163.01_on_6.12.118.log").read_text(encoding="utf-8")
 
@@ -32,9 +34,7 @@ def fake(tmp_path: Path) -> FakeHost:
 
 
 def run(fake: FakeHost, *, check: bool = False, **settings: Any) -> dict[str, Any]:
-    wanted = Settings(
-        **{"repository_url": "https://mirror.example.org/cuda/repos", "architecture": "ampere", **settings}
-    )
+    wanted = Settings(**{"repository_url": BASE, "architecture": "ampere", **settings})
     made = plan(fake.host(), wanted, facts()).as_dict()
     return Transaction(fake.host(), made, KERNEL, wanted.hold, Files()).carry_out(check)
 
@@ -61,6 +61,42 @@ def test_check_mode_changes_nothing_and_shows_it(fake: FakeHost) -> None:
     result = run(fake, check=True)
     assert result["changed"] and fake.packages == {}
     assert "nvidia-driver-cuda 580.178.04-1 (held)\n" in result["diff"]["after"] and result["diff"]["before"] == ""
+
+
+def shown(fake: FakeHost, made: Any) -> list[str]:
+    """The lines of check mode's diff for what would be there."""
+    result = Transaction(fake.host(), made.as_dict(), KERNEL, True, Files()).carry_out(True)
+    return str(result["diff"]["after"]).splitlines()
+
+
+def test_the_diff_has_the_pin_and_what_comes_along_as_they_will_be(fake: FakeHost) -> None:
+    fake.extra_installs = {"libcuda1": "580.178.04-1"}
+    after = shown(fake, plan(fake.host(), Settings(repository_url=BASE, architecture="ampere"), facts()))
+    assert "nvidia-driver-pinning-580 580-1 (held)" in after
+    assert "libcuda1 580.178.04-1 (held)" in after and "nvidia-persistenced 580.178.04-1 (held)" in after
+    assert "linux-headers-cloud-amd64 6.12.118-1" in after
+
+
+def test_the_diff_of_a_repository_that_nobody_read_invents_nothing(fake: FakeHost) -> None:
+    (fake.root / "etc/apt/sources.list.d/socle-nvidia-cuda.sources").unlink()
+    wanted = Settings(repository_url=BASE, architecture="ampere")
+    after = shown(fake, plan_as_is(fake.host(), replace(wanted, version="580.999.01"), facts()))
+    assert "nvidia-driver-cuda (580.999.01 if the repository has it)" in after
+    assert "nvidia-driver-pinning-580.999.01 (if the repository has it)" in after
+    assert "nvidia-modprobe (580.999.01 if the repository has it)" in after
+    after = shown(fake, plan_as_is(fake.host(), replace(wanted, branch="580"), facts()))
+    assert "nvidia-driver-cuda (the newest of 580 that the repository has)" in after
+    assert not any("held" in line for line in after)
+
+
+def test_the_diff_of_what_stays_is_none(fake: FakeHost) -> None:
+    (fake.root / "etc/apt/sources.list.d/socle-nvidia-cuda.sources").unlink()
+    fake.install("580.126.09", held=True, pin=None)
+    fake.write(LEDGER, json.dumps({"held": fake.held()}))
+    made = plan_as_is(fake.host(), Settings(repository_url=BASE, architecture="ampere"), facts())
+    result = Transaction(fake.host(), made.as_dict(), KERNEL, True, Files()).carry_out(True)
+    before, after = (set(result["diff"][key].splitlines()) for key in ("before", "after"))
+    assert after - before == {"nvidia-driver-pinning-580 (if the repository has it)"} and not before - after
 
 
 def test_an_interruption_around_the_holds_is_healed_by_the_next_run(fake: FakeHost, monkeypatch: Any) -> None:

@@ -212,13 +212,13 @@ CASES: dict[str, tuple[Change, str, Change]] = {
     ),
     "SOC-H28": (
         lambda h: h.units["nvidia-persistenced.service"].update(active="inactive", condition=False),
-        "condition was not met",
+        "nvidia-persistenced did not start, since its condition was not met",
         lambda h: (
             h.units["nvidia-persistenced.service"].update(active="inactive", condition=False),
             h.intent.update(driver_persistence=False),
         ),
     ),
-    "SOC-H29": (xid(119), "GSP", xid(31)),
+    "SOC-H29": (xid(119), "change gpu_driver_version where the inventory has one, else run", xid(31)),
     "SOC-H30": (
         lambda h: h.facts.update(
             links=[{"a": "0000:01:00.0", "b": "0000:02:00.0", "link": "PHB"}], acs_redirects=["0000:00:01.1"]
@@ -289,7 +289,7 @@ CASES: dict[str, tuple[Change, str, Change]] = {
     "SOC-H53": (lambda h: h.gpu.update(bar1_mib=256), "256 MiB", lambda h: h.gpu.update(bar1_mib=65536)),
     "SOC-H54": (
         lambda h: h.gpus(persistence=False),
-        "gpu_driver_persistence: true",
+        "which has nvidia-persistenced switch it on",
         lambda h: (h.gpus(persistence=False), h.intent.update(driver_persistence=False)),
     ),
     "SOC-H55": (
@@ -355,8 +355,8 @@ CASES: dict[str, tuple[Change, str, Change]] = {
     ),
     "SOC-H68": (
         lambda h: [one.update(held=False) for one in h.packages.values()],
-        "apt-mark hold",
-        lambda h: h.packages["libnvidia-ml1"].update(held=False),
+        "3 of 3 driver packages are not held: libnvidia-ml1, nvidia-driver-cuda, nvidia-kernel-open-dkms; an upgrade",
+        lambda h: h.packages.update(libcuda1=package("570.211.01-1", held=False)),
     ),
     "SOC-H69": (
         lambda h: (
@@ -994,3 +994,66 @@ def test_a_cdi_refresh_that_runs_but_not_after_a_boot_is_told() -> None:
     host.units[CDI_PATH] = unit("active", "disabled")
     (found,) = findings(host, "SOC-H77")
     assert "disabled, active" in found["message"]
+
+
+def told(host: Host, check: str) -> str:
+    """Sentence and remedy of a finding, "" where there is none."""
+    found = find([BY_ID[check]], host.facts, host.stack, host.intent)
+    return f"{found[0]['message']} {found[0]['remedy']}" if found else ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"masked": True, "enabled": "masked"},
+            "is masked, .* Run 'systemctl unmask nvidia-persistenced', then playbook",
+        ),
+        ({"enabled": "masked-runtime"}, "is masked, .* Run 'systemctl unmask nvidia-persistenced'"),
+        ({"enabled": "disabled"}, "is disabled, .* Run 'systemctl enable --now nvidia-persistenced'"),
+        ({"enabled": "static"}, "is stopped: .* Start it with 'systemctl start nvidia-persistenced'"),
+        (
+            {"active": "failed", "result": "exit-code"},
+            r"failed \(result exit-code\): .* See 'journalctl -b -u nvidia-pers",
+        ),
+    ],
+)
+def test_a_persistence_daemon_that_is_away_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
+    host = Host()
+    host.units["nvidia-persistenced.service"].update(active="inactive")
+    host.units["nvidia-persistenced.service"].update(changes)
+    host.gpus(persistence=False)
+    away, off = told(host, "SOC-H28"), told(host, "SOC-H54")
+    assert re.search(f"^nvidia-persistenced {words}", away), away
+    assert away.rpartition(": the driver lets go of the GPUs when nothing uses them. ")[2] in off
+    assert "result is success" not in away and "gpu_driver_persistence: true" not in off
+
+
+def test_holds_that_are_lost_in_part_are_told() -> None:
+    host = Host()
+    host.packages["libnvidia-ml1"].update(held=False)
+    assert told(host, "SOC-H68").startswith("1 of 3 driver packages is not held: libnvidia-ml1; an upgrade of the")
+    host.packages["nvidia-driver-pinning-580"] = package("580-1", held=False)
+    assert "2 of 4 driver packages are not held" in told(host, "SOC-H68")
+    assert "'apt-mark hold'" in told(host, "SOC-H68")
+    host.intent.update(driver_hold=False)
+    assert not told(host, "SOC-H68")
+
+
+def test_locks_that_are_lost_in_part_are_told() -> None:
+    host = Host()
+    host.facts["os"] = {"id": "rocky", "version_id": "9.6", "codename": None, "id_like": ["rhel"]}
+    version = f"3:{DRIVER}-1.el9"
+    host.stack["packages"] = {
+        "kmod-nvidia-open-dkms": package(version),
+        "nvidia-driver-cuda": package(version, held=False),
+        "libnvidia-ml": package(version),
+        "dkms": package("3.2-1", held=False),
+    }
+    assert "1 of 3 driver packages is not held: nvidia-driver-cuda" in told(host, "SOC-H68")
+    assert "'dnf versionlock add'" in told(host, "SOC-H68")
+    host.stack["packages"] = {
+        "kmod-nvidia-open": package(version, held=False),
+        "nvidia-driver-cuda": package(version),
+    }
+    assert not told(host, "SOC-H68"), "modules that go on with their kernels are not locked"

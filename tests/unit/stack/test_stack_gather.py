@@ -175,6 +175,14 @@ def test_units_are_read_in_one_call(host: Host) -> None:
     assert not units["nvidia-cdi-refresh.path"]["present"]
 
 
+def test_a_unit_that_nobody_started_has_no_condition_that_was_not_met(host: Host) -> None:
+    host.answers["systemctl show"] = SHOWN.replace(
+        "ConditionResult=no\n", "ConditionResult=no\nConditionTimestampMonotonic=0\n", 1
+    ).replace("LoadState=loaded", "LoadState=masked", 1)
+    persistenced = host.stack()["units"]["nvidia-persistenced.service"]
+    assert persistenced["condition"] and persistenced["masked"]
+
+
 def test_specs_of_both_folders_are_read_with_mode_and_versions(host: Host) -> None:
     host.write("var/run/cdi/nvidia.yaml", SPEC, 0o600)
     host.write("etc/cdi/nvidia.json", json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": []}))
