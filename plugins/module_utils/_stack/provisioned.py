@@ -93,7 +93,9 @@ def _driver(before: Tree, after: Tree, result: Tree, check: bool) -> str:
 
 def _engine(before: Tree, result: Tree) -> str:
     name = str(result.get("engine"))
-    old, new = tree(before, "engines").get(name), result.get("version") or UNKNOWN
+    # A client of that name alone has a version too, and runs nothing.
+    old = None if result.get("fresh") else tree(before, "engines").get(name)
+    new = result.get("version") or UNKNOWN
     # Whatever a new engine went through, it is new.
     did = [DONE[result["action"]]] if old and result.get("action") in DONE else []
     if old and result.get("enabled"):

@@ -100,6 +100,8 @@ def test_a_docker_that_was_off_is_told() -> None:
     was = facts(docker="26.1.5")
     assert "docker 26.1.5 (started, enabled), toolkit" in line(was, was, engine=docker)
     assert "docker none -> 26.1.5, toolkit" in line(facts(), was, engine=docker)
+    # A client alone was there.
+    assert "docker none -> 26.1.5, toolkit" in line(was, was, engine={**docker, "fresh": True})
 
 
 def test_a_host_without_gpus_names_its_engine_only() -> None:
