@@ -21,8 +21,17 @@ def choose_engine(facts: Mapping[str, Any], wanted: str = "auto", host: str = "t
         return {"engine": None, "fault": error.message}
 
 
+def engine_due(
+    facts: Mapping[str, Any], instances: Any, driver_state: str = "present", toolkit_state: str = "present"
+) -> bool:
+    """Whether a host is to have a container engine: not one that gives its driver and toolkit up and runs nothing."""
+    engines = facts.get("engines") or {}
+    wanted = driver_state != "absent" or toolkit_state != "absent" or bool(instances)
+    return wanted or any(version is not None for version in engines.values())
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"choose_engine": choose_engine}
+        return {"choose_engine": choose_engine, "engine_due": engine_due}

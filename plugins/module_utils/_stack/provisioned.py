@@ -92,6 +92,8 @@ def _driver(before: Tree, after: Tree, result: Tree, check: bool) -> str:
 
 
 def _engine(before: Tree, result: Tree) -> str:
+    if not result:
+        return ""
     name = str(result.get("engine"))
     # A client of that name alone has a version too, and runs nothing.
     old = None if result.get("fresh") else tree(before, "engines").get(name)

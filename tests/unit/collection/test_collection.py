@@ -58,6 +58,19 @@ def test_engine_and_toolkit_refuse_before_the_driver_changes() -> None:
         assert roles[f"socle.inference.{role}"]["vars"][f"{role}_planned"] == f"{{{{ {plan['register']} }}}}"
 
 
+def test_an_engine_is_planned_and_installed_where_one_is_due_only() -> None:
+    tasks = load(ROOT / "playbooks/provision.yml")[0]["tasks"]
+    engine = [
+        task
+        for task in tasks
+        if "socle.inference.container_engine_plan" in task
+        or task.get("ansible.builtin.include_role", {}).get("name") == "socle.inference.container_engine"
+    ]
+    assert [task["when"] for task in engine] == ["socle_engine_due"] * 2
+    for task in tasks:
+        assert "container_engine_result" not in str(task).replace("container_engine_result | default({})", "")
+
+
 def test_both_bundles_satisfy_the_required_collections() -> None:
     assert load(ROOT / "requirements.yml")["collections"]
     assert load(ROOT / "galaxy.yml")["dependencies"] == {}

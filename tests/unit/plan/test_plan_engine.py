@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.filter.deploy import facts_environment
-from ansible_collections.socle.inference.plugins.filter.engine import choose_engine
+from ansible_collections.socle.inference.plugins.filter.engine import choose_engine, engine_due
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import (
     environment_fingerprint,
@@ -83,3 +83,20 @@ def test_the_engine_of_a_host_is_chosen_by_its_facts() -> None:
     assert str(refused["fault"]).startswith(
         "Cannot give GPUs to containers on gpu-7: found Podman 4.3.1 and Docker 20.10"
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "instances", "driver", "toolkit", "due"),
+    [
+        (None, {}, "absent", "absent", False),
+        ("5.4.2", {}, "absent", "absent", True),
+        (None, {"chat": {}}, "absent", "absent", True),
+        (None, {}, "present", "absent", True),
+        (None, {}, "absent", "present", True),
+    ],
+)
+def test_a_host_that_gives_everything_up_gets_no_engine_for_it(
+    engine: str | None, instances: dict[str, Any], driver: str, toolkit: str, due: bool
+) -> None:
+    facts = {**FACTS, "engines": {"podman": engine, "docker": None}}
+    assert engine_due(facts, instances, driver, toolkit) is due

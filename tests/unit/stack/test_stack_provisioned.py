@@ -104,6 +104,15 @@ def test_a_docker_that_was_off_is_told() -> None:
     assert "docker none -> 26.1.5, toolkit" in line(was, was, engine={**docker, "fresh": True})
 
 
+def test_a_host_that_gives_everything_up_names_no_engine() -> None:
+    absent = {"changed": True, "state": "absent", "version": None, "flavour": None}
+    before = {"facts": facts(podman=None), "findings": []}
+    done: dict[str, Any] = {"driver": absent, "engine": {}, "toolkit": absent}
+    after = facts(None, podman=None, toolkit=None)
+    said = provision_line(after, "sim-a100", before, done, {"findings": []})
+    assert said == "sim-a100: driver 580.178.04 -> none, toolkit 1.20.0 -> none"
+
+
 def test_a_host_without_gpus_names_its_engine_only() -> None:
     done: dict[str, Any] = {"driver": {}, "engine": IDLE["engine"], "toolkit": {}}
     was = facts(None, toolkit=None)
