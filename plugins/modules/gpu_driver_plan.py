@@ -140,6 +140,12 @@ summary:
   description: One line for a person, with the reason of a reboot if one would be needed.
   returned: success
   type: str
+stopped:
+  description: >-
+    Units that a run stopped and did not come to start again; M(socle.inference.gpu_driver_services) starts them.
+  returned: success
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -147,6 +153,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
+from ansible_collections.socle.inference.plugins.module_utils._driver.services import noted_units
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 
@@ -157,13 +165,16 @@ def main() -> None:
     facts = module.params["facts"]
     settings = settings_of(module)
     make = rpm_plan if is_rpm_system(facts["os"]) else plan_as_is
+    host = host_of(module)
     try:
-        result = (verification if settings.state == "unmanaged" else make)(host_of(module), settings, facts)
+        result = (verification if settings.state == "unmanaged" else make)(host, settings, facts)
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in result.warnings:
         module.warn(f"{warning}.")
-    module.exit_json(changed=False, plan=result.as_dict(), summary=summary(result))
+    module.exit_json(
+        changed=False, plan=result.as_dict(), summary=summary(result), stopped=noted_units(Files(), host.root)
+    )
 
 
 if __name__ == "__main__":

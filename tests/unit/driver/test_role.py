@@ -17,6 +17,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.runner imp
 
 ROLE = Path(__file__).parents[3] / "roles/gpu_driver"
 FAMILIES = ("debian", "redhat")
+ROOTLESS = ("packages", "services")
+"""Modules that read neither /sys nor /proc."""
 
 
 def load(name: str) -> Any:
@@ -51,18 +53,25 @@ def test_every_module_reads_the_roots_that_a_simulated_host_sets() -> None:
     for path in sorted((ROLE / "tasks").glob("*.yml")):
         for task in yaml.safe_load(path.read_text(encoding="utf-8")):
             for name, arguments in task.items():
-                if name.startswith("socle.inference.gpu_driver_") and name != "socle.inference.gpu_driver_packages":
+                if name.startswith("socle.inference.gpu_driver_") and name.rpartition("_")[2] not in ROOTLESS:
                     assert "proc_root" in arguments, f"{path.name}: {task['name']}"
 
 
-def truth(condition: Any, variables: dict[str, Any]) -> bool:
-    """What Ansible makes of a task's "when" with the role's own variables."""
+def evaluated(expression: str, variables: dict[str, Any]) -> Any:
+    """What Ansible makes of an expression with the role's own variables."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
     environment.tests["failed"] = lambda result: bool(result.get("failed"))
-    own = load("vars/main.yml")["__gpu_driver_stays"]
-    stays = environment.from_string(own).render(variables) == "True"
+    known = dict(variables)
+    for name in ("__gpu_driver_stays", "__gpu_driver_gone"):
+        if "__gpu_driver_plan" in variables:
+            known[name] = environment.compile_expression(load("vars/main.yml")[name].strip("{} "))(**known)
+    return environment.compile_expression(expression)(**known)
+
+
+def truth(condition: Any, variables: dict[str, Any]) -> bool:
+    """What Ansible makes of a task's "when"."""
     conditions = condition if isinstance(condition, list) else [condition]
-    return all(environment.compile_expression(one)(**variables, __gpu_driver_stays=stays) for one in conditions)
+    return all(evaluated(one, variables) for one in conditions)
 
 
 def carried_out() -> dict[str, Any]:
@@ -70,22 +79,55 @@ def carried_out() -> dict[str, Any]:
     return next(task for task in tasks if task["name"] == "Carry out the plan")
 
 
+def start_again() -> dict[str, Any]:
+    return next(task for task in carried_out()["always"] if task["name"] == "Start again what was stopped")
+
+
 @pytest.mark.parametrize(
-    ("state", "packages", "again"),
+    ("state", "packages", "remove", "then"),
     [
-        ("present", {"failed": True}, True),
-        ("absent", {"failed": False}, False),
-        ("absent", {"failed": True}, True),
-        ("absent", None, True),
+        ("present", {"failed": True}, [], "started"),
+        ("unmanaged", None, [], "started"),
+        ("absent", {"failed": False}, ["libcuda1"], "forgotten"),
+        ("absent", {"failed": True}, ["libcuda1"], "started"),
+        ("absent", None, ["libcuda1"], "started"),
+        # A removal that was interrupted after its packages were gone.
+        ("absent", None, [], "forgotten"),
     ],
 )
-def test_what_was_stopped_runs_again_unless_the_driver_is_gone(state: str, packages: Any, again: bool) -> None:
-    variables: dict[str, Any] = {"gpu_driver_state": state, "ansible_check_mode": False}
+def test_what_was_stopped_runs_again_unless_the_driver_is_gone(
+    state: str, packages: Any, remove: list[str], then: str
+) -> None:
+    plan = {"remove": remove, "services": ["vllm-chat.service"]}
+    variables: dict[str, Any] = {"gpu_driver_state": state, "__gpu_driver_plan": plan}
     if packages is not None:
         variables["__gpu_driver_packages"] = packages
-    start = next(task for task in carried_out()["always"] if task["name"] == "Start again what was stopped")
-    assert truth(start["when"], variables) is again
+    arguments = start_again()["socle.inference.gpu_driver_services"]
+    assert evaluated(arguments["state"].strip("{} "), variables) == then
+
+
+@pytest.mark.parametrize(
+    ("services", "noted", "runs"),
+    [([], [], False), (["vllm-chat.service"], [], True), ([], ["vllm-chat.service"], True)],
+)
+@pytest.mark.parametrize("state", ["present", "absent", "unmanaged"])
+def test_what_an_earlier_run_left_stopped_is_started_and_nothing_costs_a_task_else(
+    state: str, services: list[str], noted: list[str], runs: bool
+) -> None:
+    variables = {
+        "gpu_driver_state": state,
+        "__gpu_driver_plan": {"services": services, "remove": []},
+        "__gpu_driver_planned": {"stopped": noted},
+    }
+    assert truth(start_again()["when"], variables) is runs
+    assert truth(carried_out()["when"], variables) is (state != "unmanaged" or bool(noted))
+    (stop,) = [task for task in carried_out()["block"] if task["name"] == "Stop what uses the GPUs"]
+    assert truth(stop["when"], variables) is bool(services)
 
 
 def test_a_driver_of_somebody_else_is_not_touched() -> None:
-    assert not truth(carried_out()["when"], {"gpu_driver_state": "unmanaged"})
+    unmanaged = {"gpu_driver_state": "unmanaged"}
+    assert not truth(carried_out()["when"], {**unmanaged, "__gpu_driver_planned": {"stopped": []}})
+    for task in carried_out()["block"]:
+        if task["name"] != "Stop what uses the GPUs":
+            assert not truth(task["when"], unmanaged)
