@@ -26,6 +26,9 @@ description:
     options, and goes when they no longer name it.
   - A key of C(daemon.json) that the options name is theirs while they name it. What somebody else had set there is
     noted below O(state_dir), readable by root only, and comes back afterwards.
+  - What was set here for the other engine is taken out of its files, a proxy's password among it. Its dockerd is not
+    restarted, but a warning says that it has the former settings until its next restart. What gives GPUs to units of
+    that engine stays as long as there are any.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:

@@ -21,7 +21,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
@@ -168,7 +168,7 @@ def irregular(path: Path) -> str | None:
         return "it is a socket, not a file"
     # A link to /dev/null is how a file is switched off.
     device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
-    if device and status.st_rdev != os.stat(os.devnull).st_rdev:
+    if device and status.st_rdev != Path(os.devnull).stat().st_rdev:
         return "it is a device, not a file"
     return None
 
@@ -258,6 +258,23 @@ def _dropping(staged: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _staging(path: Path, text: str, mode: int) -> Iterator[Path]:
+    """A file beside *path*, wholly written, that is to be moved there."""
+    staged = path.with_name(f".{path.name}.new")
+    with naming(path, staged):
+        with contextlib.suppress(FileNotFoundError):
+            staged.unlink()
+        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with _dropping(staged):
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                os.fchmod(stream.fileno(), mode)
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            yield staged
+
+
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
@@ -283,18 +300,17 @@ class Files:
         if follow:
             path = Path(os.path.realpath(path))
         make_folders(path.parent)
-        staged = path.with_name(f".{path.name}.new")
-        with naming(path, staged):
-            with contextlib.suppress(FileNotFoundError):
-                staged.unlink()
-            handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            with _dropping(staged):
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    os.fchmod(stream.fileno(), mode)
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                staged.replace(path)
+        with _staging(path, text, mode) as staged:
+            staged.replace(path)
+
+    def write_all(self, texts: Mapping[Path, str], mode: int = 0o644) -> None:
+        """Replace several files that belong together: none of them as long as one of the new ones cannot be written."""
+        for path in texts:
+            make_folders(path.parent)
+        with contextlib.ExitStack() as stack:
+            staged = {path: stack.enter_context(_staging(path, text, mode)) for path, text in texts.items()}
+            for path, written in staged.items():
+                written.replace(path)
 
     def ensure_folder(self, path: Path) -> None:
         """A folder that is there, with all above it."""

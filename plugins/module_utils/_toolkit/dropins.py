@@ -24,9 +24,22 @@ REGISTRIES = "etc/containers/registries.conf.d/50-socle.conf"
 
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 
-_HEADER = "# Written by socle; put your own settings into a file of another name.\n"
+FILES = (CONTAINERS, REGISTRIES)
+
+_MARK = "# Written by socle;"
+_HEADER = f"{_MARK} put your own settings into a file of another name.\n"
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def is_ours(text: str) -> bool:
+    """Whether a drop-in is one that was written here."""
+    return text.startswith(_MARK)
+
+
+def without_settings(text: str, *, cdi: bool) -> str:
+    """What stays of a drop-in of containers.conf where Podman is not used any more; *cdi* keeps what GPUs need."""
+    return containers_conf(Settings(needs_cdi=cdi and "cdi_spec_dirs" in text), None)
 
 
 def size_bytes(text: str) -> int:

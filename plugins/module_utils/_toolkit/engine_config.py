@@ -15,12 +15,13 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
+    NotText,
     Runner,
     explaining,
     read_noted,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
-from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import addresses, daemon_json, dockerd, dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Ledger, Settings
@@ -33,6 +34,13 @@ PENDING = "run/socle/dockerd-takeover"
 
 RESTART_S = 300.0
 
+PODMAN_UNITS = "etc/containers/systemd/vllm-*.container"
+DOCKER_UNITS = "etc/systemd/system/vllm-*.service"
+CDI_KEY = "features/cdi"
+
+_PROXY_LOGIN = re.compile(r'("https?-proxy"\s*:\s*"|"https?_proxy=)(?:[^"\\]|\\.)*@', re.IGNORECASE)
+"""User and password of a proxy in daemon.json and in Podman's drop-in, and the scheme before them."""
+
 
 @dataclass
 class Outcome:
@@ -44,7 +52,7 @@ class Outcome:
     containers: int = 0
     """How many containers ran when dockerd was restarted."""
     files: list[dict[str, str]] = field(default_factory=list)
-    """Changed files: path, before, after, without passwords."""
+    """Changed files: path, before, after, without users and passwords of addresses."""
     enabled: bool = False
     """Whether docker.service was enabled."""
     unit: tuple[str, str] | None = None
@@ -54,7 +62,7 @@ class Outcome:
     def note(self, path: str, before: str, after: str) -> None:
         """Add a changed file."""
         self.changed = True
-        self.files.append({"path": path, "before": without_password(before), "after": without_password(after)})
+        self.files.append({"path": path, "before": _shown(before), "after": _shown(after)})
 
 
 class EngineConfig:
@@ -89,10 +97,17 @@ class EngineConfig:
         fresh: bool = False,
         restart: str = "auto",
     ) -> Outcome:
-        """Bring the settings to one engine; the options are those of ``docker``."""
+        """Bring the settings to one engine, and take socle's out of the other; the options are those of ``docker``."""
         if engine == "docker":
-            return self.docker(settings, version, check=check, fresh=fresh, restart=restart)
-        return self.podman(settings, version, check=check)
+            outcome = self.docker(settings, version, check=check, fresh=fresh, restart=restart)
+            self._leave_podman(outcome, check=check)
+        else:
+            outcome = self.podman(settings, version, check=check)
+            self._leave_docker(outcome, check=check)
+        return outcome
+
+    def _has_instances(self, pattern: str) -> bool:
+        return any(self._root.glob(pattern))
 
     # Podman
 
@@ -113,8 +128,17 @@ class EngineConfig:
         if check or not outcome.changed:
             return outcome
         with explaining("write Podman's settings"):
-            for name, text in texts.items():
-                self._replace(name, text, 0o644)
+            try:
+                self._files.write_all({self._root / name: text for name, text in texts.items() if text})
+                for name, text in texts.items():
+                    if not text:
+                        self._files.remove(self._root / name)
+            except OSError:
+                for name, text in before.items():
+                    with contextlib.suppress(OSError):
+                        if (self._files.read(self._root / name) or "") != text:
+                            self._replace(name, text, modes[name])
+                raise
         done = self._run(["podman", "info", "--format", "{{.Host.OCIRuntime.Name}}"])
         if done.returncode != 0:
             with explaining("put Podman's settings back"):
@@ -127,6 +151,24 @@ class EngineConfig:
                 stderr=reason,
             )
         return outcome
+
+    def _leave_podman(self, outcome: Outcome, *, check: bool) -> None:
+        """Take socle's drop-ins away from a Podman that is not used any more."""
+        # Units that are still there need their GPUs at the next boot.
+        cdi = self._has_instances(PODMAN_UNITS)
+        for name in dropins.FILES:
+            path = self._root / name
+            try:
+                text = self._files.read(path) or ""
+            except (NotText, IsADirectoryError):
+                continue
+            rest = dropins.without_settings(text, cdi=cdi) if name == dropins.CONTAINERS else ""
+            if not dropins.is_ours(text) or text == rest:
+                continue
+            outcome.note(f"/{name}", text, rest)
+            if not check:
+                with explaining("take socle's settings away from Podman"):
+                    self._replace(name, rest, 0o644)
 
     def _replace(self, name: str, text: str, mode: int, *, follow: bool = False) -> None:
         path = self._root / name
@@ -204,12 +246,12 @@ class EngineConfig:
             if outcome.enabled:
                 self._enable()
             if after != noted:
-                with explaining("note which of Docker's settings are socle's"):
+                with explaining("note which of Docker's settings are socle's", self._ledger):
                     self._note(after)
             return outcome
         mark = outcome.action if service.running else "none"
         mode = self._mode(path, settings)
-        with explaining("write Docker's settings"), self._undoing(noted, before, pending):
+        with explaining("write Docker's settings", self._ledger), self._undoing(noted, before, pending):
             # In this order, since a run may be killed between any two of them. The mark comes first: without it nobody
             # would ever tell dockerd of the new file, while one too many costs a restart at most. The ledger that goes
             # before the file is true of the old and of the new one: one for the old file alone would have the next run
@@ -220,18 +262,74 @@ class EngineConfig:
                 self._files.write(path, daemon_json.render(merged), mode, follow=True)
         fault = self._take_over(outcome.action)
         if fault:
-            with explaining("put Docker's settings back"):
+            with explaining("put Docker's settings back", self._ledger):
                 self._replace(DAEMON_JSON, text or "", self._mode(path, settings), follow=True)
                 self._note(before)
                 self._files.remove(self._root / PENDING)
             raise ToolkitError(self._give_back(outcome.action, fault), stderr=fault)
-        with explaining("note that Docker took its settings over"):
+        with explaining("note that Docker took its settings over", self._ledger):
             self._files.remove(self._root / PENDING)
             if merged != content or after != noted:
                 self._note(after)
         if outcome.enabled:
             self._enable()
         return outcome
+
+    def _leave_docker(self, outcome: Outcome, *, check: bool) -> None:
+        """Take what was set here out of the daemon.json of a Docker that is not used any more.
+
+        dockerd is left alone, since what runs on it is not known to be socle's.
+        """
+        noted = daemon_json.parse_ledger(read_noted(self._files, self._ledger))
+        if not (noted.ours or noted.coming):
+            return
+        path = self._root / DAEMON_JSON
+        attempt = f"take socle's settings out of /{DAEMON_JSON}"
+        try:
+            with explaining(attempt):
+                text = self._files.read(path)
+            content = daemon_json.parse(text, f"/{DAEMON_JSON}")
+        except (EngineError, ToolkitError) as error:
+            # Podman does not need that file.
+            reason = error.message.partition(": ")[2].replace(" Nothing was changed.", "")
+            outcome.warnings.append(
+                f"Cannot {attempt}, a proxy's password perhaps, though Docker is not the engine of this host any more:"
+                f" {reason}"
+            )
+            return
+        before = daemon_json.settled(noted, content)
+        # Units that are still there need their GPUs at the next boot.
+        keep = CDI_KEY in before.ours and self._has_instances(DOCKER_UNITS)
+        merged, ours, former = daemon_json.merge(
+            content, {CDI_KEY: True} if keep else {}, {}, before.ours, before.former
+        )
+        after = Ledger(ours, before.installed_here, former)
+        if merged == content:
+            if after != noted and not check:
+                with explaining("note which of Docker's settings are socle's", self._ledger):
+                    self._note(after)
+            return
+        outcome.note(f"/{DAEMON_JSON}", text or "", daemon_json.render(merged))
+        running = dockerd.read(self._run, self._files, self._root).running
+        if running:
+            changed = sorted(key for key in {*content, *merged} if content.get(key) != merged.get(key))
+            outcome.warnings.append(
+                f"Settings of socle {'would be' if check else 'were'} taken out of /{DAEMON_JSON} ({', '.join(changed)}),"
+                " as Docker is not the engine of this host any more; dockerd keeps them until its next restart"
+                " ('systemctl restart docker'), which is left to you, since it stops the containers that run there."
+            )
+        if check:
+            return
+        pending = self._files.read(self._root / PENDING)
+        due = daemon_json.consequence(content, merged)
+        with explaining(attempt, self._ledger), self._undoing(noted, before, pending):
+            # Whoever comes back to Docker gets dockerd told of the file.
+            if running:
+                self._files.write(self._root / PENDING, "restart" if "restart" in (due, pending) else due)
+            self._note(daemon_json.towards(before, after))
+            self._files.write(path, daemon_json.render(merged), self._mode(path, Settings()), follow=True)
+        with explaining("note which of Docker's settings are socle's", self._ledger):
+            self._note(after)
 
     def _enable(self) -> None:
         # Without the daemon-reload that takes GPUs away from containers that do not have them by CDI.
@@ -306,6 +404,11 @@ class EngineConfig:
             f"Docker did not {action} with the settings that went into /{DAEMON_JSON}: {fault}; they were taken out,"
             f" and Docker {state}; see 'journalctl -u docker' on the host, correct the cause, and repeat the run."
         )
+
+
+def _shown(text: str) -> str:
+    """A file's text without users and passwords, those of a proxy without a scheme too."""
+    return _PROXY_LOGIN.sub(r"\1", without_password(text))
 
 
 def _cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

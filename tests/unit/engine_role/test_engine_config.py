@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit import dropins
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig, Outcome
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
 
 from tests.support.commands import Commands
@@ -728,3 +729,152 @@ def test_a_masked_docker_is_refused_before_anything_changes(docker: Docker) -> N
     with pytest.raises(SocleError, match=r"docker.service is masked.*systemctl unmask.*Nothing was changed\.$"):
         docker.bring(check=True)
     assert docker.content == OWN
+
+
+def both(docker: Docker, engine: str, settings: Settings, **more: Any) -> Any:
+    version = {"docker": "26.1.5", "podman": "5.4.2"}[engine]
+    return docker.config.bring(engine, settings, version, **more)
+
+
+@pytest.mark.parametrize("theirs", [{}, {"debug": True, "proxies": {"https-proxy": "http://own.example.org:1"}}])
+def test_a_password_leaves_the_engine_that_is_not_used_any_more(docker: Docker, theirs: dict[str, Any]) -> None:
+    docker.has(theirs)
+    both(docker, "docker", Settings(https_proxy=SECRET, mirrors=MIRROR.mirrors))
+    restarts = docker.restarts()
+    ahead = both(docker, "podman", Settings(), check=True)
+    assert ahead.changed and "hunter2" in docker.file.read_text()
+    outcome = both(docker, "podman", Settings())
+    assert [file["path"] for file in outcome.files] == ["/etc/docker/daemon.json"] == [f["path"] for f in ahead.files]
+    assert "hunter2" not in str(outcome) and "proxy.example.org" in outcome.files[0]["before"]
+    (told,) = outcome.warnings
+    assert "were taken out of /etc/docker/daemon.json (proxies, registry-mirrors)" in told and "next restart" in told
+    assert docker.content == theirs and not docker.ledger.exists() and docker.restarts() == restarts
+    calls = len(docker.commands.calls)
+    again = both(docker, "podman", Settings())
+    assert not again.changed and not again.warnings and len(docker.commands.calls) == calls
+    assert both(docker, "docker", Settings()).action == "restart", "dockerd still has the password in its memory"
+
+
+def test_a_docker_that_does_not_run_is_not_told_of_what_was_taken_out(docker: Docker) -> None:
+    both(docker, "docker", MIRROR, fresh=True)
+    docker.commands.on("systemctl", "show", out="ActiveState=inactive\n")
+    assert not both(docker, "podman", Settings()).warnings and docker.content == {} and not docker.mark.exists()
+    assert json.loads(docker.ledger.read_text()) == {"former": {}, "installed": True, "set": {}}
+
+
+def test_what_somebody_changed_in_the_other_engine_stays(docker: Docker) -> None:
+    both(docker, "docker", MIRROR)
+    docker.has({"registry-mirrors": ["https://own.example.org"]})
+    assert not both(docker, "podman", Settings()).changed
+    assert docker.content == {"registry-mirrors": ["https://own.example.org"]} and not docker.ledger.exists()
+
+
+def test_a_docker_that_socle_never_touched_is_not_read(docker: Docker) -> None:
+    docker.has("no JSON")
+    outcome = both(docker, "podman", Settings())
+    assert not outcome.changed and not outcome.warnings and not docker.commands.calls
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "pipe"])
+def test_a_damaged_file_of_the_other_engine_is_a_warning(docker: Docker, damage: str) -> None:
+    both(docker, "docker", MIRROR)
+    if damage == "pipe":
+        docker.file.unlink()
+        os.mkfifo(docker.file)
+    else:
+        docker.has(damage)
+    outcome = both(docker, "podman", FULL)
+    assert (docker.root / dropins.CONTAINERS).exists()
+    (told,) = outcome.warnings
+    assert told.startswith("Cannot take socle's settings out of /etc/docker/daemon.json, a proxy's password perhaps")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_withdrawal_that_cannot_be_written_changes_nothing(docker: Docker, number: int) -> None:
+    both(docker, "docker", MIRROR)
+    content, noted = docker.content, docker.ledger.read_text()
+    failing = Fragile(number, OSError(errno.ENOSPC, "No space left on device", "/etc/docker/daemon.json"), before=True)
+    with pytest.raises(SocleError, match="Cannot take socle's settings out of"):
+        docker.config_with(failing).bring("podman", Settings(), "5.4.2")
+    assert docker.content == content and docker.ledger.read_text() == noted and not docker.mark.exists()
+
+
+def test_gpus_stay_with_units_of_the_other_engine_until_they_are_gone(docker: Docker) -> None:
+    unit = docker.root / "etc/systemd/system/vllm-chat.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    both(docker, "docker", Settings(needs_cdi=True, https_proxy=SECRET))
+    both(docker, "podman", FULL)
+    assert docker.content == {"features": {"cdi": True}}
+    unit.unlink()
+    both(docker, "podman", FULL)
+    assert docker.content == {} and not docker.ledger.exists()
+    unit = docker.root / "etc/containers/systemd/vllm-chat.container"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    both(docker, "docker", FULL)
+    kept = (docker.root / dropins.CONTAINERS).read_text()
+    assert "cdi_spec_dirs" in kept and "log_size_max" not in kept
+    unit.unlink()
+    assert both(docker, "docker", FULL).changed and not (docker.root / dropins.CONTAINERS).exists()
+
+
+def test_podmans_drop_ins_go_when_docker_is_used(docker: Docker) -> None:
+    both(docker, "podman", Settings(https_proxy=PROXY, mirrors=MIRROR.mirrors))
+    ahead = both(docker, "docker", Settings(), check=True)
+    files = {"/" + name for name in dropins.FILES}
+    assert files == {file["path"] for file in ahead.files} and (docker.root / dropins.REGISTRIES).exists()
+    outcome = both(docker, "docker", Settings())
+    assert files == {file["path"] for file in outcome.files}
+    assert not any((docker.root / name).exists() for name in dropins.FILES)
+    assert not both(docker, "docker", Settings()).changed
+
+
+def test_a_file_of_somebody_else_with_the_name_of_a_drop_in_stays(docker: Docker) -> None:
+    path = docker.root / dropins.CONTAINERS
+    path.parent.mkdir(parents=True)
+    path.write_text("[engine]\n")
+    pipe = docker.root / dropins.REGISTRIES
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    assert not both(docker, "docker", Settings()).files and path.exists() and pipe.exists()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("there", [False, True])
+def test_podmans_drop_ins_are_one_change(
+    commands: Commands, tmp_path: Path, there: bool, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(commands, Files(), tmp_path, tmp_path / "state")
+    if there:
+        config.podman(Settings(log_max_size="10m", mirrors=MIRROR.mirrors), "5.4.2")
+    before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    module: Any = os if step == "fsync" else Path
+    real, calls = getattr(module, step), []
+
+    def fail_once(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, step, fail_once)
+        with pytest.raises(SocleError, match=r"Cannot write Podman's settings: No space left on device \(.*registries"):
+            config.podman(Settings(log_max_size="20m", mirrors=OTHER_MIRROR.mirrors), "5.4.2")
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"proxies": {"https-proxy": "joe:hunter2@proxy.example.org:3128"}}',
+        '{"proxies": {"https-proxy": "http://joe:hun/ter2@proxy.example.org:3128"}}',
+        'env = ["https_proxy=joe:hunter2@proxy.example.org:3128"]',
+    ],
+)
+def test_a_diff_has_no_password_of_a_proxy_however_it_is_written(text: str) -> None:
+    outcome = Outcome()
+    outcome.note("/etc/docker/daemon.json", text, text)
+    shown = str(outcome.files)
+    assert "hun" not in shown and "joe" not in shown and "proxy.example.org:3128" in shown
