@@ -28,8 +28,9 @@ attributes:
   check_mode:
     support: partial
     details: >-
-      Tells which files would be written, and reads no index. Fails where the index that the host has speaks against a
-      run; where the host has none, RV(plan) stays without exact versions, and a warning says so.
+      Tells which files would be written. Where the host's package index speaks against a run, or was never read, it
+      is read anew aside, and what a run would refuse is refused. Where the source itself is yet to be added, RV(plan)
+      stays without exact versions, and a warning says so.
   diff_mode:
     support: full
 options:
@@ -103,6 +104,8 @@ def main() -> None:
             files = sources.remove(module.check_mode)
             module.exit_json(changed=bool(files), files=files, diff=diff(sources.former, {}))
         if module.check_mode:
+            if outlook.refresh and not outlook.final and not outlook.repository["missing"]:
+                outlook = sources.look_ahead(host, lambda aside: plan(aside, settings, facts)) or outlook
             for warning in foresee(outlook):
                 module.warn(warning)
             changes = sources.outlook(module.params["key"])

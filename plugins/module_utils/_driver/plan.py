@@ -134,8 +134,8 @@ def foresee(plan: Plan) -> list[str]:
     """
     if plan.refused:
         raise DriverError(
-            f"{plan.refused} This is by the package index as this host read it last; if the repository has changed"
-            " since, run 'apt-get update' and check again."
+            f"{plan.refused} This is by the package index as this host read it last, since it could not be read anew;"
+            " see what 'apt-get update' says, and check again."
         )
     if plan.final or not plan.refresh:
         return []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._commands import R
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import (
     DriverError,
 )
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import Host, Plan
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
     AUTH,
     COMPONENTS_SOURCE,
@@ -90,6 +91,23 @@ class Sources:
         except SocleError:
             self.restore()
             raise
+
+    def look_ahead(self, host: Host, make: Callable[[Host], Plan]) -> Plan | None:
+        """What *make* plans by an index that is read aside; None where it could not be read.
+
+        *host* stays as it is. Raises what *make* raises.
+        """
+        with apt.workspace() as folder:
+            options = apt.elsewhere(folder)
+            answer = self.run([*apt.UPDATE, *options, "update"])
+            if answer is None or answer[0] != 0:
+                return None
+
+            def aside(argv: Sequence[str]) -> tuple[int, str, str] | None:
+                program, *arguments = argv
+                return self.run([program, *(options if program in ("apt-get", "apt-cache") else []), *arguments])
+
+            return make(replace(host, run=aside))
 
     def outlook(self, given: str = "") -> dict[str, bytes | None]:
         """Path -> content of what `add` would write or remove, with the key that is given or there, else an empty one.

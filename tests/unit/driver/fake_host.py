@@ -68,6 +68,8 @@ class FakeHost:
         self.extra_removals: list[str] = []
         self.extra_installs: dict[str, str] = {}
         """What apt says that comes along."""
+        self.read_aside: dict[str, list[str]] | None = None
+        """What the repository has by now, where that is not what the host's index says."""
         self.calls: list[list[str]] = []
         self.preferences: list[str] = []
         self.write("proc/sys/kernel/osrelease", f"{KERNEL}\n")
@@ -131,8 +133,10 @@ class FakeHost:
 
     def _apt_cache(self, command: list[str]) -> tuple[int, str, str]:
         lines = []
-        for name in command[2:]:
-            for version in sorted(self.offers.get(name, []), reverse=True):
+        aside = any(word.startswith("Dir::State::lists=") for word in command)
+        offers = self.read_aside if aside and self.read_aside is not None else self.offers
+        for name in command[command.index("madison") + 1 :]:
+            for version in sorted(offers.get(name, []), reverse=True):
                 lines.append(f" {name} | {version} | {URL.rstrip('/')}  Packages\n")
             if name in self.distribution:
                 lines.append(

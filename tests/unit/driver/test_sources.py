@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import OWN_SOURCE, Settings
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError
-from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan, plan_as_is
 from ansible_collections.socle.inference.plugins.module_utils._driver.repository import (
     AUTH,
     COMPONENTS_SOURCE,
@@ -320,6 +320,29 @@ def test_check_mode_shows_the_key_that_would_come(fake: FakeHost, key: str, show
     changes = sources.outlook(key)
     told = [f"{one['after_header']}: {one['after'].strip()}" for one in diff(sources.former, changes)]
     assert shown in told and web.asked == [] and ours(fake) == []
+
+
+def looked_ahead(fake: FakeHost, version: str) -> Any:
+    wanted = settings(version=version)
+    outlook = plan_as_is(fake.host(), wanted, facts())
+    assert not outlook.final and not (outlook.repository or {})["missing"]
+    sources = Sources(fake.run, fake.root, Web(), outlook.repository or {}, lambda: 0.0)
+    return sources.look_ahead(fake.host(), lambda aside: plan(aside, wanted, facts()))
+
+
+def test_check_mode_reads_aside_what_the_repository_has_by_now(fake: FakeHost) -> None:
+    fake.add_source()
+    with pytest.raises(DriverError, match=r"^Driver 580\.199\.01 is not in .* Nothing was changed\.$"):
+        looked_ahead(fake, "580.199.01")
+    fake.read_aside = {name: [*offers, "580.199.01-1"] for name, offers in fake.offers.items()}
+    fake.read_aside["nvidia-driver-pinning-580.199.01"] = ["580.199.01-1"]
+    fake.distribution["nvidia-driver-pinning-580.199.01"] = "580.199.01-1"
+    made = looked_ahead(fake, "580.199.01")
+    assert made.final and "nvidia-driver-cuda=580.199.01-1" in made.install
+    asked = [call for call in fake.calls if call[0] == "apt-get"]
+    assert asked and all(any(word.startswith("Dir::State::lists=") for word in call) for call in asked)
+    fake.failures["update"] = "E: Could not connect to mirror.example.org:443\n"
+    assert looked_ahead(fake, "580.199.01") is None
 
 
 OTHER = "https://other.example.org/cuda/repos"
