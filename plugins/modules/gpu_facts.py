@@ -488,6 +488,7 @@ gpu_facts:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine import podman_config
 from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import run_limited
 from ansible_collections.socle.inference.plugins.module_utils._gpu.gather import gather
 
@@ -519,6 +520,9 @@ def main() -> None:
         return run_limited([path, *command[1:]], NVIDIA_SMI_TIMEOUT_S if command[0] == "nvidia-smi" else TIMEOUT_S)
 
     roots = [Path(module.params[name]) for name in ("sys_root", "proc_root", "os_release", "root")]
+    fault = podman_config.fault(roots[-1]) if module.get_bin_path("podman") else None
+    if fault:
+        module.warn(f"Podman counts as missing: {fault}, which every Podman would wait for; remove it.")
     module.exit_json(changed=False, gpu_facts=gather(run, *roots))
 
 

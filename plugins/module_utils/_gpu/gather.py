@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._engine import podman_config
 from ansible_collections.socle.inference.plugins.module_utils._gpu import (
     driver,
     kernel_log,
@@ -29,7 +30,8 @@ ENGINES = ("podman", "docker")
 def gather(run: Run, sys_root: Path, proc_root: Path, os_release: Path, root: Path = Path("/")) -> dict[str, Any]:
     """The result of gpu_facts, whose documentation gives its shape.
 
-    On a host without a PCI device of NVIDIA the engines are asked for their versions, and no other command is run.
+    On a host without a PCI device of NVIDIA the engines are asked for their versions, and no other command is run. A
+    Podman that would never answer, by podman_config.fault, is not asked.
     """
     run = smi.sparing(run)
     devices = pci.nvidia_devices(sys_root)
@@ -42,7 +44,8 @@ def gather(run: Run, sys_root: Path, proc_root: Path, os_release: Path, root: Pa
         version=versions["version"] or report.driver_version, cuda_version=report.cuda_version, error=report.error
     )
     cpuinfo = read_text(proc_root / "cpuinfo")
-    engines = {name: _engine_version(run, name) for name in ENGINES}
+    silent = podman_config.fault(root) is not None
+    engines = {name: None if silent and name == "podman" else _engine_version(run, name) for name in ENGINES}
     preferred = next((name for name in ENGINES if engines[name]), None)
     return {
         "schema": SCHEMA,

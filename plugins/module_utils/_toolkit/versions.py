@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 from typing import Callable, Optional
 
+from ansible_collections.socle.inference.plugins.module_utils._engine import podman_config
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import Version, parse_version, short
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
@@ -112,14 +114,20 @@ def check_toolkit_version(version: str) -> Version:
     return parsed
 
 
-def engine_version(run: Runner, engine: str, which: Which = shutil.which) -> str | None:
-    """Version of an installed engine, None where it is not there.
+def engine_version(run: Runner, engine: str, which: Which = shutil.which, root: Path = Path("/")) -> str | None:
+    """Version of an installed engine, None where it is not there. Raises ToolkitError for one that would never answer.
 
     Docker's daemon is asked, not its client: podman-docker brings a client of that name, and one alone runs nothing.
     """
     program = which("dockerd" if engine == "docker" else "podman")
     if program is None:
         return None
+    fault = podman_config.fault(root) if engine == "podman" else None
+    if fault:
+        raise ToolkitError(
+            f"Cannot use Podman: {fault}, which every Podman would wait for; remove it, then repeat the run. Nothing"
+            " was changed."
+        )
     done = run([program, "--version"])
     parsed = parse_version(done.stdout)
     return ".".join(map(str, parsed)) if done.returncode == 0 and parsed else None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,24 @@ def test_the_module_changes_nothing(host: Host, capsys: pytest.CaptureFixture[st
     result = json.loads(capsys.readouterr().out)
     assert result["changed"] is False
     assert result["gpu_facts"]["gpus"][0]["pci_device_id"] == "10de:2335"
+
+
+def test_a_podman_that_would_wait_for_a_pipe_is_not_asked_and_the_pipe_is_named(
+    host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write("bin/podman", "#!/bin/sh\necho podman version 5.4.2\n")
+    (host.root / "bin/podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{host.root / 'bin'}:{os.environ['PATH']}")
+    drop_in = host.root / "etc/containers/containers.conf.d/50-socle.conf"
+    drop_in.parent.mkdir(parents=True)
+    arguments = {name: str(host.root / name.partition("_root")[0]) for name in ("sys_root", "proc_root", "os_release")}
+    said = []
+    for damaged in (False, True):
+        if damaged:
+            os.mkfifo(drop_in)
+        with patch_module_args({**arguments, "root": str(host.root)}), pytest.raises(SystemExit):
+            gpu_facts.main()
+        said.append(json.loads(capsys.readouterr().out))
+    assert [one["gpu_facts"]["engines"]["podman"] for one in said] == ["5.4.2", None]
+    assert "warnings" not in said[0]
+    assert "/etc/containers/containers.conf.d/50-socle.conf is a pipe, not a file" in str(said[1]["warnings"])

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import (
@@ -99,3 +102,16 @@ def test_docker_is_what_its_daemon_says_and_not_a_client_of_that_name(commands: 
     assert engine_version(commands, "docker", {"dockerd": "/usr/sbin/dockerd"}.get) == "26.1.5"
     commands.on("/usr/bin/podman", "--version", out="podman version 5.4.2\n")
     assert engine_version(commands, "podman", {"podman": "/usr/bin/podman"}.get) == "5.4.2"
+
+
+@pytest.mark.parametrize("file", ["containers.conf.d/50-socle.conf", "registries.conf"])
+def test_a_podman_that_would_wait_for_a_pipe_is_not_asked(commands: Commands, tmp_path: Path, file: str) -> None:
+    pipe = tmp_path / "etc/containers" / file
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    programs = {"podman": "/usr/bin/podman", "dockerd": "/usr/sbin/dockerd"}.get
+    with pytest.raises(ToolkitError, match=f"Cannot use Podman: /etc/containers/{file} is a pipe, not a file, which"):
+        engine_version(commands, "podman", programs, tmp_path)
+    assert not commands.calls
+    engine_version(commands, "docker", programs, tmp_path)
+    assert commands.calls == [["/usr/sbin/dockerd", "--version"]]
