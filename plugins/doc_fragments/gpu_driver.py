@@ -58,7 +58,8 @@ options:
         type: bool
         default: true
       upgrade:
-        description: Whether to take the newest version of the branch although one is installed.
+        description: >-
+          Whether to take the newest version of the branch although one is installed; without O(settings.version) only.
         type: bool
         default: false
       hold:
