@@ -101,9 +101,12 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import (
+    ARGUMENTS,
+    from_options,
+    hide_logins,
+)
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
 
 
@@ -118,7 +121,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    hide_passwords(module)
+    hide_logins(module)
     params = module.params
     config = EngineConfig(run, Files(), state_dir=Path(params["state_dir"]))
     try:

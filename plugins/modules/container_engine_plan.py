@@ -102,10 +102,13 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.ahead import Ahead
-from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import Request, plan
-from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import ARGUMENTS, from_options
+from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import (
+    ARGUMENTS,
+    from_options,
+    hide_logins,
+)
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions import engine_version
 
 
@@ -121,7 +124,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    hide_passwords(module)
+    hide_logins(module)
     params = module.params
     request = Request(
         wanted=params["engine"],

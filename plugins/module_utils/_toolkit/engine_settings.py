@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.dockerd import RESTARTS
 
@@ -38,6 +39,22 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "state_dir": {"type": "path", "default": "/var/lib/socle"},
 }
 """The argument spec of the options that fragment container_engine documents."""
+
+
+def hide_logins(module: Any) -> None:
+    """Keep users and passwords of addresses out of what *module*, an AnsibleModule, returns, and show the rest.
+
+    Proxies are secrets of the argument spec, whose whole value Ansible hides, in a diff too. They stay so, since it
+    writes the arguments into the host's log before anybody can say which part of them is secret.
+    """
+    hide_passwords(module)
+    proxy = module.params["proxy"]
+    for value in proxy.values() if isinstance(proxy, Mapping) else ():
+        address = str(value or "")
+        login = re.match(r"(?:\w+://)?(.*@)", address, re.DOTALL)
+        module.no_log_values.discard(address)
+        if login:
+            module.no_log_values.add(login[1])
 
 
 def from_options(params: Mapping[str, Any], needs_cdi: bool) -> Settings:

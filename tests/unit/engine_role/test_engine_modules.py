@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.modules import container_engine_config, container_engine_plan
@@ -103,3 +104,54 @@ def test_a_restart_is_warned_of_only_where_containers_ran(
     result = bring_docker(commands, tmp_path, monkeypatch, capsys, log_max_size="50m")
     assert result["action"] == "restart"
     assert ("containers that run on it: 1" in str(result.get("warnings"))) is warned
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+@pytest.mark.parametrize("proxy", ["proxy.example.org:3128", "http://proxy.example.org:3128"])
+def test_a_proxy_without_a_password_is_shown(
+    engine: str,
+    proxy: str,
+    commands: Commands,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = bring_docker(commands, tmp_path, monkeypatch, capsys, engine=engine, proxy={"https": proxy})
+    assert proxy in result["diff"][0]["after"] and "****" not in str(result)
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://joe:hunter2@proxy.example.org:3128",
+        "http://joe:hun@ter2@proxy.example.org:3128",
+        "joe:hunter2@proxy.example.org:3128",
+        "http://hunter2@proxy.example.org:3128",
+        "http://joe:hun/ter2@proxy.example.org:3128",
+    ],
+)
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_a_proxys_password_is_in_no_result_no_argument_and_no_log(
+    engine: str,
+    proxy: str,
+    commands: Commands,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "log", lambda _self, msg, log_args=None: logged.append(f"{msg} {log_args}"))
+    result = bring_docker(commands, tmp_path, monkeypatch, capsys, engine=engine, proxy={"https": proxy})
+    assert result["invocation"]["module_args"]["proxy"]["https"].endswith("********proxy.example.org:3128")
+    assert "Invoked with" in str(logged)
+    for shown in (str(result), str(logged)):
+        assert "hun" not in shown and "ter2" not in shown
+
+
+def test_a_password_that_was_withdrawn_is_in_no_diff(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "joe:hunter2@proxy.example.org:3128"
+    bring_docker(commands, tmp_path, monkeypatch, capsys, proxy={"https": secret})
+    result = bring_docker(commands, tmp_path, monkeypatch, capsys, engine="podman")
+    assert "proxy.example.org:3128" in result["diff"][-1]["before"] and "hunter2" not in str(result)
