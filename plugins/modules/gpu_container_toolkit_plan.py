@@ -137,6 +137,7 @@ def main() -> None:
     def ahead(repository):
         return Ahead(family(os), repository, params["repository_url"], "gpu_container_toolkit_repository_url")
 
+    holds = Holds(Files())
     try:
         result = plan(
             read_packages(ask, Path("/")),
@@ -144,7 +145,8 @@ def main() -> None:
             params["version"],
             downgrade=params["downgrade"],
             remove=params["state"] == "absent",
-            own_holds=Holds(Files()).own(),
+            own_holds=holds.own(),
+            lost_holds=holds.lost(),
             moved=lambda repository: ahead(repository).is_outdated(),
         )
         # Found out before the driver, which comes first in a run.

@@ -36,6 +36,8 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.users impo
     foreign_users,
     reload_victims,
 )
+from ansible_collections.socle.inference.plugins.module_utils._packages import holds
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import damage
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import without_password
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -154,15 +156,16 @@ def own_holds(host: Host) -> set[str]:
 
 def read_ledger(host: Host) -> set[str] | None:
     """What the ledger says; None where it is damaged."""
-    text = host.read(host.root / LEDGER)
-    try:
-        ledger = json.loads(text) if text else {"held": []}
-    except (ValueError, RecursionError):
+    path = host.root / LEDGER
+    if damage(path):
         return None
-    held = ledger.get("held") if isinstance(ledger, dict) else None
-    if not isinstance(held, list) or not all(isinstance(name, str) for name in held):
-        return None
-    return set(held)
+    text = host.read(path)
+    return set(json.loads(text)["held"]) if text else set()
+
+
+def lost_holds(host: Host) -> str:
+    """What a refusal over holds of others begins with where the ledger is damaged, else ""."""
+    return holds.lost_holds(host.root / LEDGER, LEDGER)
 
 
 def running_units(host: Host, asked: Sequence[str]) -> list[str]:
@@ -357,7 +360,8 @@ class Planner:
         held = self._held_by_others()
         if held and self._is_whole(guarded=False):
             self.result.reasons.append(
-                f"{held[0]} is held, and not by this role: the driver stays as it is, and what guards it is left out"
+                f"{lost_holds(self.host)}{held[0]} is held, and not by this role: the driver stays as it is, and what"
+                " guards it is left out"
             )
             return self.installed.version
         return None
@@ -470,10 +474,10 @@ class Planner:
         if others:
             version = self.packages[others[0]]["version"]
             raise DriverError(
-                f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} held"
-                f"{f' at {version}' if version else ''}, and not by this role; release with"
-                f" 'apt-mark unhold {' '.join(others)}' and repeat the run, or leave the driver to whoever holds it:"
-                " gpu_driver_state: unmanaged. Nothing was changed."
+                f"Cannot change the driver: {lost_holds(self.host)}{', '.join(others)}"
+                f" {'is' if len(others) == 1 else 'are'} held{f' at {version}' if version else ''}, and not by this"
+                f" role; release with 'apt-mark unhold {' '.join(others)}' and repeat the run, or leave the driver to"
+                " whoever holds it: gpu_driver_state: unmanaged. Nothing was changed."
             )
         self.result.unhold = sorted(held & own)
 
@@ -617,8 +621,9 @@ class Planner:
         )
         if held:
             raise DriverError(
-                f"Cannot install driver {result.version}: {', '.join(held)} would change and is held, not by this role;"
-                f" release with 'apt-mark unhold {' '.join(held)}' and repeat the run. Nothing was changed."
+                f"Cannot install driver {result.version}: {lost_holds(self.host)}{', '.join(held)} would change and is"
+                f" held, not by this role; release with 'apt-mark unhold {' '.join(held)}' and repeat the run."
+                " Nothing was changed."
             )
         result.remove = sorted({*result.remove, *simulated.removals})
         asked = {name: bool(version) for name, _equals, version in (one.partition("=") for one in result.install)}
@@ -781,8 +786,8 @@ def fill_removal(
     if others:
         state, release = hold
         raise DriverError(
-            f"Cannot remove the driver: {', '.join(others)} is {state}, and not by this role; release with"
-            f" '{release} {' '.join(entries(others))}' and repeat the run. Nothing was changed."
+            f"Cannot remove the driver: {lost_holds(host)}{', '.join(others)} is {state}, and not by this role; release"
+            f" with '{release} {' '.join(entries(others))}' and repeat the run. Nothing was changed."
         )
     result.remove = list(there)
     result.services = running_units(host, settings.services)

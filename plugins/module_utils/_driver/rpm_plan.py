@@ -33,6 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
     Planner,
     check_wishes,
     fill_removal,
+    lost_holds,
     own_holds,
     read_ledger,
     running_units,
@@ -291,8 +292,9 @@ class RpmPlanner(Planner):
         others = self._held_by_others()
         if others:
             raise DriverError(
-                f"Cannot change the driver: {', '.join(others)} {'is' if len(others) == 1 else 'are'} locked at"
-                f" {self.packages[others[0]]['version']}, and not by this role; release with 'dnf versionlock delete"
+                f"Cannot change the driver: {lost_holds(self.host)}{', '.join(others)}"
+                f" {'is' if len(others) == 1 else 'are'} locked at {self.packages[others[0]]['version']}, and not by"
+                " this role; release with 'dnf versionlock delete"
                 f" {' '.join(lock_entries(self.host, self.packages, self.arch, others))}' and repeat the run, or leave"
                 " the driver to whoever locks it: gpu_driver_state: unmanaged. Nothing was changed."
             )

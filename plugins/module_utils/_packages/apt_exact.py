@@ -82,7 +82,7 @@ def install(run: Runner, wanted: Wanted, holds: Holds, *, check: bool = False, r
         specs = [f"{name}={version}" if version else name for name, version in due.items()]
         # To finish a package that dpkg left half done is no change of it.
         changing = {name for name in held if name in due and due[name] not in ("", found[name].version)}
-        _respect(f"install {', '.join(specs)}", changing - own)
+        _respect(f"install {', '.join(specs)}", changing - own, holds)
         arguments = ["install", "--no-install-recommends", "--no-remove"]
         if set(held) & set(due):
             arguments.append("--allow-change-held-packages")
@@ -103,7 +103,7 @@ def install(run: Runner, wanted: Wanted, holds: Holds, *, check: bool = False, r
                     _refusal(step, specs, done, changed=not extra), rc=done.returncode, stderr=done.stderr
                 )
             if extra == ["-s"]:
-                _check_others(run, specs, done.stdout, own)
+                _check_others(run, specs, done.stdout, holds)
                 simulated = apt.parse_simulation(done.stdout).installs
                 coming |= {name: then for name, (_now, then) in simulated.items()}
         outcome.changed = True
@@ -125,17 +125,18 @@ class _Now:
     check: bool
 
 
-def _respect(attempt: str, others: set[str]) -> None:
+def _respect(attempt: str, others: set[str], holds: Holds) -> None:
     if others:
-        raise PackageError(refusal(attempt, others, "debian"))
+        raise PackageError(refusal(attempt, others, "debian", lost=holds.lost()))
 
 
-def _check_others(run: Runner, specs: Sequence[str], simulated: str, own: set[str]) -> None:
+def _check_others(run: Runner, specs: Sequence[str], simulated: str, holds: Holds) -> None:
     """Refuse where the transaction would also change what somebody else holds; apt was allowed to change any hold."""
     simulation = apt.parse_simulation(simulated)
     touched = sorted({*simulation.installs, *simulation.removals})
     found = read_installed(run, touched) if touched else {}
-    _respect(f"install {', '.join(specs)}", {name for name, package in found.items() if package.held} - own)
+    held = {name for name, package in found.items() if package.held}
+    _respect(f"install {', '.join(specs)}", held - holds.own(), holds)
 
 
 def _released(run: Runner, held: Sequence[str]) -> list[str]:
@@ -211,7 +212,7 @@ def remove(run: Runner, names: Sequence[str], holds: Holds, *, check: bool = Fal
             if not check:
                 holds.drop(names)
         return outcome
-    _respect(f"remove {', '.join(there)}", {name for name in there if found[name].held} - own)
+    _respect(f"remove {', '.join(there)}", {name for name in there if found[name].held} - own, holds)
     outcome.changed = True
     outcome.after = dict.fromkeys(names, "absent")
     outcome.actions = [f"remove {', '.join(there)}"] if there else []

@@ -113,7 +113,7 @@ class Exact:
     def _respect(self, attempt: str, names: Iterable[str]) -> None:
         others = self.foreign_locks() & set(names)
         if others:
-            raise PackageError(refusal(attempt, others, "redhat"))
+            raise PackageError(refusal(attempt, others, "redhat", lost=self.holds.lost() if self.holds else ""))
 
     def install(self, request: Request, *, check: bool = False) -> Outcome:
         """Bring packages to their versions, and set or lift their locks."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Holds:
         """Whether the file says nothing that can be used; the next change of it writes it anew."""
         return self._read() is None
 
+    def lost(self) -> str:
+        """What a refusal begins with where the file is damaged; "" where it is not."""
+        return lost_holds(self._path, LEDGER)
+
     def add(self, names: Iterable[str]) -> None:
         """Note packages, before they are held: an interrupted run must not take its own holds for somebody else's."""
         self._write(self.own() | set(names))
@@ -62,10 +67,40 @@ class Holds:
                 self._files.remove(self._path)
 
 
-def refusal(attempt: str, names: Iterable[str], family: str, instead: str = "") -> str:
-    """The sentence for packages that somebody else holds; *instead* is another way out, as a clause."""
+def damage(path: Path) -> str:
+    """Why a note of holds cannot be used, as "it ..."; "" for a good one, and where there is none."""
+    try:
+        if not os.path.lexists(path):
+            return ""
+        # What is a pipe or a device is not opened: it may have its reader wait for ever.
+        if not path.is_file():
+            return "it is a folder" if path.is_dir() else "it is no regular file"
+        content = json.loads(path.read_text(encoding="utf-8") or '{"held": []}')
+    except OSError as error:
+        return f"it is not accessible: {error.strerror}"
+    except (ValueError, RecursionError):
+        return "it is no JSON"
+    held = content.get("held") if isinstance(content, dict) else None
+    fits = isinstance(held, list) and all(isinstance(name, str) for name in held)
+    return "" if fits else "it names no packages"
+
+
+def lost_holds(path: Path, shown: str) -> str:
+    """What a refusal begins with where the note of holds at *path* is damaged; *shown* is its name below the root."""
+    why = damage(path)
+    if not why:
+        return ""
+    return f"/{shown}, which notes socle's own holds, cannot be read ({why}), so they count as somebody else's: "
+
+
+def refusal(attempt: str, names: Iterable[str], family: str, instead: str = "", lost: str = "") -> str:
+    """The sentence for packages that somebody else holds; *instead* is another way out, as a clause.
+
+    *lost* says that these may be socle's own holds after all, as `lost_holds` does.
+    """
     held = sorted(names)
     return (
-        f"Cannot {attempt}: {', '.join(held)} {'is' if len(held) == 1 else 'are'} held, and not by socle; release with"
-        f" '{RELEASE[family]} {' '.join(held)}'{f', or {instead}' if instead else ''}, and repeat the run. {SPARED}."
+        f"Cannot {attempt}: {lost}{', '.join(held)} {'is' if len(held) == 1 else 'are'} held, and not by socle; release"
+        f" with '{RELEASE[family]} {' '.join(held)}'{f', or {instead}' if instead else ''}, and repeat the run."
+        f" {SPARED}."
     )

@@ -62,6 +62,7 @@ def plan(
     downgrade: bool = False,
     remove: bool = False,
     own_holds: Collection[str] = (),
+    lost_holds: str = "",
     moved: Callable[[Mapping[str, Any]], bool] = lambda _repository: False,
     root: Path = Path("/"),
 ) -> dict[str, Any]:
@@ -70,9 +71,9 @@ def plan(
     *packages* is the answer of ``read_packages``. An empty *version* keeps what is installed where that may stay, else
     takes TOOLKIT_DEFAULT. *due* says whether a package is missing, or has another version or no hold, or the source has
     another address than its file on the host, which *moved* tells; *changing* the same without holds, so that the
-    source is asked; *expect* is what it must offer then. *own_holds* are packages that socle holds. Raises ToolkitError
-    for versions that must not be installed, where one would become older, and where somebody else holds a package that
-    would change.
+    source is asked; *expect* is what it must offer then. *own_holds* are packages that socle holds, *lost_holds* what
+    a refusal says where that is not known. Raises ToolkitError for versions that must not be installed, where one would
+    become older, and where somebody else holds a package that would change.
     """
     kind = family(os)
     foreign = {name for name in PACKAGES if packages.get(name, {}).get("held")} - set(own_holds)
@@ -80,7 +81,11 @@ def plan(
         if foreign:
             raise ToolkitError(
                 refusal(
-                    "remove NVIDIA's container toolkit", foreign, kind, "leave gpu_container_toolkit_state at present"
+                    "remove NVIDIA's container toolkit",
+                    foreign,
+                    kind,
+                    "leave gpu_container_toolkit_state at present",
+                    lost_holds,
                 )
             )
         return {
@@ -111,7 +116,7 @@ def plan(
         )
     foreign -= {name for name, package in there.items() if str(package["version"]).rpartition(":")[2] == exact}
     if foreign:
-        raise ToolkitError(refusal(f"install NVIDIA's container toolkit {version}", foreign, kind))
+        raise ToolkitError(refusal(f"install NVIDIA's container toolkit {version}", foreign, kind, lost=lost_holds))
     whole = len(there) == len(PACKAGES) and all(
         str(package["version"]).rpartition(":")[2] == exact for package in there.values()
     )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,20 @@ def test_a_hold_of_somebody_else_is_respected(fake: FakeHost) -> None:
         planned(fake, upgrade=True)
     own(fake, "libcuda1")
     assert planned(fake, upgrade=True).unhold == ["libcuda1"]
+
+
+@pytest.mark.parametrize("how", ["folder", "pipe"])
+def test_a_refusal_over_holds_names_a_note_of_them_that_cannot_be_read(fake: FakeHost, how: str) -> None:
+    fake.add_source()
+    fake.install("580.126.09", held=True)
+    ledger = fake.root / LEDGER
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    ledger.mkdir() if how == "folder" else os.mkfifo(ledger)
+    named = f"{LEDGER}, which notes socle's own holds, cannot be read .*, so they count as somebody else's: libcuda1, "
+    with pytest.raises(DriverError, match=f"^Cannot change the driver: /{named}"):
+        planned(fake, upgrade=True)
+    with pytest.raises(DriverError, match=f"^Cannot remove the driver: /{named}"):
+        planned(fake, state="absent")
 
 
 def test_a_pin_that_does_not_exist_names_those_that_do(fake: FakeHost) -> None:

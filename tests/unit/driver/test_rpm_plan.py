@@ -260,6 +260,9 @@ def test_a_lock_of_somebody_else_is_in_the_way(host: RpmHost) -> None:
     (host.root / LEDGER).unlink()
     with pytest.raises(DriverError, match="and not by this role; release with 'dnf versionlock delete"):
         plan(host, upgrade=True)
+    (host.root / LEDGER).mkdir()
+    with pytest.raises(DriverError, match=f"^Cannot change the driver: /{LEDGER}, which notes .*it is a folder"):
+        plan(host, upgrade=True)
 
 
 def test_the_entry_that_locks_is_named_and_not_the_packages_that_it_matches(host: RpmHost) -> None:

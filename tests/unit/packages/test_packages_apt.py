@@ -13,7 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pac
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST, Wanted, install, remove
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
-from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER, Holds
 
 from tests.support.commands import Commands
 
@@ -186,6 +186,18 @@ def test_a_package_that_somebody_else_holds_is_not_changed(commands: Commands, h
     with pytest.raises(PackageError, match=r"Cannot remove a, b: a is held, and not by socle"):
         remove(commands, ["a", "b"], holds, check=check)
     assert commands.ran("apt-get") == 0 and commands.ran("apt-mark") == 0
+
+
+def test_a_refusal_over_holds_names_a_note_of_them_that_cannot_be_read(
+    commands: Commands, holds: Holds, tmp_path: Path
+) -> None:
+    (tmp_path / LEDGER).mkdir(parents=True)
+    commands.on("dpkg-query", out=state("a", version="1.17.8-1", want="hold"))
+    said = r": /var/lib/socle/package_holds\.json, which notes .* cannot be read \(it is a folder\), .*: a is"
+    with pytest.raises(PackageError, match=said):
+        install(commands, Wanted({"a": "1.20.0-1"}), holds)
+    with pytest.raises(PackageError, match=said):
+        remove(commands, ["a"], holds)
 
 
 def test_a_dependency_that_somebody_else_holds_is_not_changed(commands: Commands, holds: Holds) -> None:

@@ -102,6 +102,9 @@ def test_a_lock_of_somebody_else_is_respected(host: RpmHost) -> None:
         with pytest.raises(PackageError, match=said):
             exact(host).remove(NAMES, check=check)
     assert host.locks == lock and host.installed[NAMES[0]].version == "1.19.1"
+    (host.root / LEDGER).mkdir(parents=True)
+    with pytest.raises(PackageError, match=r"package_holds\.json, which notes .*cannot be read \(it is a folder\)"):
+        exact(host).install(wanted("1.20.0"))
 
 
 def test_a_lock_of_somebody_else_at_the_right_version_stays_theirs(host: RpmHost) -> None:

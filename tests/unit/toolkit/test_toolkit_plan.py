@@ -79,6 +79,9 @@ def test_a_toolkit_that_somebody_else_holds_is_left_alone_or_refused(tmp_path: P
             plan(there, DEBIAN, version, root=tmp_path)
     with pytest.raises(ToolkitError, match=r"Cannot remove .* are held, and not by socle"):
         plan(packages(), DEBIAN, "", remove=True, root=tmp_path)
+    for removal in (False, True):
+        with pytest.raises(ToolkitError, match=r"^Cannot [^:]*: the note is lost: "):
+            plan(packages("1.17.8-1"), DEBIAN, "", remove=removal, lost_holds="the note is lost: ", root=tmp_path)
     assert not plan(packages("1.18.2-1"), DEBIAN, "", root=tmp_path)["due"]
     assert plan(packages("1.18.2-1"), DEBIAN, "1.20.0", own_holds=PACKAGES, root=tmp_path)["due"]
 
