@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_driver,
     checks_hardware,
     checks_inventory,
+    checks_notes,
 )
 from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
 from ansible_collections.socle.inference.plugins.module_utils._stack.gather import gather_stack
@@ -29,7 +30,13 @@ class CheckError(SocleError):
 
 CHECKS: tuple[Check, ...] = tuple(
     sorted(
-        (*checks_hardware.CHECKS, *checks_driver.CHECKS, *checks_containers.CHECKS, *checks_inventory.CHECKS),
+        (
+            *checks_hardware.CHECKS,
+            *checks_driver.CHECKS,
+            *checks_containers.CHECKS,
+            *checks_inventory.CHECKS,
+            *checks_notes.CHECKS,
+        ),
         key=lambda check: check.id,
     )
 )

@@ -11,7 +11,12 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.decide import kernel_release
+from ansible_collections.socle.inference.plugins.module_utils._driver.plan import LEDGER as DRIVER_HOLDS
+from ansible_collections.socle.inference.plugins.module_utils._driver.services import RUNNING, noted_units
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER as PACKAGE_HOLDS
+from ansible_collections.socle.inference.plugins.module_utils._packages.holds import damage
 from ansible_collections.socle.inference.plugins.module_utils._stack import parse
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -220,6 +225,19 @@ def _gpu_processes(run: Run, proc_root: Path, facts: Mapping[str, Any]) -> list[
     return found
 
 
+def _left_stopped(run: Run, root: Path) -> list[str]:
+    """Units that a change of the driver has stopped and nobody has started since."""
+    noted = noted_units(Files(), root)
+    answer = run(["systemctl", "show", "--property=Id,ActiveState", "--", *noted]) if noted else None
+    states = parse.parse_units(answer[1] if answer else "")
+    return [unit for unit in noted if states.get(unit, {}).get("ActiveState") not in RUNNING]
+
+
+def _damaged_notes(root: Path) -> list[dict[str, str]]:
+    notes = [(f"/{name}", damage(root / name)) for name in (DRIVER_HOLDS, PACKAGE_HOLDS)]
+    return [{"path": path, "why": why} for path, why in notes if why]
+
+
 def _reload_victims(
     run: Run, root: Path, units: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[str]:
@@ -263,5 +281,7 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "kernel_release": list(kernel_release(str(facts.get("kernel") or ""), read_regular(proc_root / "version"))),
         "shm_mib": parse.parse_shm_mib(read_regular(proc_root / "mounts"), facts.get("memory_mib")),
         "reload_victims": _reload_victims(run, root, units, facts),
+        "left_stopped": _left_stopped(run, root),
+        "damaged_notes": _damaged_notes(root),
         "gpu_processes": _gpu_processes(run, proc_root, facts),
     }

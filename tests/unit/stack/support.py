@@ -183,6 +183,8 @@ class Host:
             "kernel_release": [6, 12, 118],
             "shm_mib": 257500,
             "reload_victims": [],
+            "left_stopped": [],
+            "damaged_notes": [],
             "gpu_processes": [],
         }
         self.intent: dict[str, Any] = {

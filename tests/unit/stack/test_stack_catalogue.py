@@ -507,6 +507,18 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         " it. Run 'systemctl enable --now docker.service'",
         lambda h: h.units.update({"docker.service": unit("inactive", "disabled")}),
     ),
+    "SOC-H98": (
+        lambda h: h.stack.update(left_stopped=["vllm-chat.service", "vllm-code.service"]),
+        "vllm-chat.service, vllm-code.service do not run: a change",
+        lambda h: h.stack.update(left_stopped=[]),
+    ),
+    "SOC-H99": (
+        lambda h: h.stack.update(
+            damaged_notes=[{"path": "/var/lib/socle/package_holds.json", "why": "it is no regular file"}]
+        ),
+        "/var/lib/socle/package_holds.json (it is no regular file) does not say",
+        lambda h: h.stack.update(damaged_notes=[]),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",

@@ -233,6 +233,22 @@ def test_a_pipe_among_the_files_keeps_nothing_waiting(host: Host) -> None:
     assert stack["docker"]["daemon"] == {}
 
 
+def test_notes_of_socle_are_read_and_a_damaged_one_keeps_nothing_waiting(host: Host) -> None:
+    assert (host.stack()["left_stopped"], host.stack()["damaged_notes"]) == ([], [])
+    host.write("var/lib/socle/gpu_driver_stopped.json", '{"units": ["vllm-a.service", "vllm-b.service"]}')
+    host.answers["systemctl show --property=Id,ActiveState -- vllm-a.service vllm-b.service"] = (
+        "Id=vllm-a.service\nActiveState=active\n\nId=vllm-b.service\nActiveState=inactive\n"
+    )
+    os.mkfifo(host.root / "var/lib/socle/package_holds.json")
+    (host.root / "var/lib/socle/gpu_driver.json").mkdir()
+    stack = host.stack()
+    assert stack["left_stopped"] == ["vllm-b.service"]
+    assert stack["damaged_notes"] == [
+        {"path": "/var/lib/socle/gpu_driver.json", "why": "it is a folder"},
+        {"path": "/var/lib/socle/package_holds.json", "why": "it is no regular file"},
+    ]
+
+
 def test_a_spec_that_is_a_link_to_nothing_is_a_broken_spec(host: Host) -> None:
     (host.root / "etc/cdi").mkdir(parents=True)
     (host.root / "etc/cdi/nvidia.yaml").symlink_to("/nope")

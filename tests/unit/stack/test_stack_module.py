@@ -132,7 +132,7 @@ def test_what_is_asked_to_be_absent_is_not_missed(capsys: pytest.CaptureFixture[
     [
         ({"facts": {"schema": "socle.gpu_facts/1"}}, "expected 'socle.gpu_facts/2'"),
         ({"facts": {}}, "give what gpu_facts returned"),
-        ({"ignore": ["SOC-H99"]}, "Cannot ignore SOC-H99: there is no such check"),
+        ({"ignore": ["SOC-H00"]}, "Cannot ignore SOC-H00: there is no such check"),
         ({"stage": "during"}, "stage"),
         ({"intent": {"driver_brunch": "580"}}, "driver_brunch"),
     ],
