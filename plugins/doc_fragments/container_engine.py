@@ -14,22 +14,11 @@ options:
     elements: str
     default: []
   proxy:
-    description: Proxies of the engine for its own downloads.
-    type: dict
+    description:
+      - Proxies of the engine for its own downloads. A dictionary with the keys C(http) and C(https), which are proxies
+        for such addresses, and C(no_proxy), which is names and addresses without a proxy, with commas between them.
+    type: raw
     default: {}
-    suboptions:
-      http:
-        description: Proxy for http addresses.
-        type: str
-        default: ""
-      https:
-        description: Proxy for https addresses.
-        type: str
-        default: ""
-      no_proxy:
-        description: Names and addresses without a proxy, with commas between them.
-        type: str
-        default: ""
   log_max_size:
     description:
       - Size at which a container's log file is rotated, such as V(50m); empty leaves logs alone.

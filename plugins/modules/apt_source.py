@@ -63,9 +63,9 @@ removed:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     ARGUMENTS,
@@ -76,7 +76,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             **ARGUMENTS,
             "suites": {"type": "str", "default": "/"},

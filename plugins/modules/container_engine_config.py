@@ -98,9 +98,9 @@ files:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_settings import (
     ARGUMENTS,
@@ -111,7 +111,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             **ARGUMENTS,
             "engine": {"type": "str", "choices": ["podman", "docker"], "required": True},

@@ -97,10 +97,10 @@ repository:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import ENGINES
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.ahead import Ahead
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_config import EngineConfig
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.engine_plan import Request, plan
@@ -113,7 +113,7 @@ from ansible_collections.socle.inference.plugins.module_utils._toolkit.versions 
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             **ARGUMENTS,
             "engine": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},

@@ -62,9 +62,9 @@ removed:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import run_command
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import DnfRepository, DnfSource
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
@@ -76,7 +76,7 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             **ARGUMENTS,
             "signed": {"type": "str", "choices": ["packages", "metadata"], "default": "packages"},

@@ -100,9 +100,9 @@ repository:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.ahead import Ahead
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import Holds
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
@@ -120,7 +120,7 @@ def ask(argv):
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             "version": {"type": "str", "default": ""},
             "downgrade": {"type": "bool", "default": False},

@@ -148,7 +148,6 @@ stopped:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import plan_as_is, summary, verification
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_names import is_rpm_system
 from ansible_collections.socle.inference.plugins.module_utils._driver.rpm_plan import rpm_plan
@@ -156,11 +155,12 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.runner imp
 from ansible_collections.socle.inference.plugins.module_utils._driver.services import noted_units
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    module = AddressModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     hide_passwords(module)
     facts = module.params["facts"]
     settings = settings_of(module)

@@ -73,7 +73,6 @@ files:
 
 import time
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.plan import (
     foresee,
     plan,
@@ -83,11 +82,12 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 from ansible_collections.socle.inference.plugins.module_utils._driver.runner import ARGUMENTS, host_of, settings_of
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import fetch, hide_passwords
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             **ARGUMENTS,
             "key": {"type": "str", "default": "", "no_log": False},

@@ -266,13 +266,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -302,7 +302,7 @@ def make_request(params: dict[str, Any], check: bool) -> Request:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = AddressModule(
         argument_spec={
             "repo": {"type": "str", "required": True},
             "revision": {"type": "str"},

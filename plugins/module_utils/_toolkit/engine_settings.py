@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.module_utils.common.validation import check_type_dict
 from ansible_collections.socle.inference.plugins.module_utils._errors import ToolkitError
+from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.daemon_json import Settings
 from ansible_collections.socle.inference.plugins.module_utils._toolkit.dockerd import RESTARTS
@@ -23,15 +26,8 @@ NOFILE = 1048576
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "registry_mirrors": {"type": "list", "elements": "str", "default": []},
-    "proxy": {
-        "type": "dict",
-        "default": {},
-        "options": {
-            "http": {"type": "str", "default": "", "no_log": True},
-            "https": {"type": "str", "default": "", "no_log": True},
-            "no_proxy": {"type": "str", "default": ""},
-        },
-    },
+    # What is no dictionary Ansible refuses without the variable's name, and shows it with its password.
+    "proxy": {"type": "raw", "default": {}, "no_log": True},
     "log_max_size": {"type": "str", "default": AUTO},
     "log_max_files": {"type": "int", "default": 3},
     "nofile": {"type": "str", "default": AUTO},
@@ -41,6 +37,29 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 """The argument spec of the options that fragment container_engine documents."""
 
 
+PROXIES = ("http", "https", "no_proxy")
+
+
+def read_proxy(given: Any) -> dict[str, str]:
+    """The proxies by name, "" for none. Raises ToolkitError, which shows no value, for what is no such dictionary."""
+    expected = f"expected {{{', '.join(f'{name}:' for name in PROXIES)}}}"
+    end = "correct it. Nothing was changed."
+    proxy = {} if given is None else given
+    if isinstance(given, str):
+        # As -e container_engine_proxy='{"http": ...}' gives it.
+        with contextlib.suppress(TypeError, ValueError):
+            proxy = check_type_dict(given)
+    if not isinstance(proxy, Mapping):
+        raise ToolkitError(f"container_engine_proxy is {kind_of(proxy)}, {expected}; {end}")
+    for name, value in proxy.items():
+        if name not in PROXIES:
+            known = re.fullmatch(r"\w{1,40}", str(name))
+            raise ToolkitError(f"container_engine_proxy has {name if known else 'another key'}, {expected}; {end}")
+        if value is not None and not isinstance(value, str):
+            raise ToolkitError(f"container_engine_proxy has {kind_of(value)} as {name}, expected a string; {end}")
+    return {name: proxy.get(name) or "" for name in PROXIES}
+
+
 def hide_logins(module: Any) -> None:
     """Keep users and passwords of addresses out of what *module*, an AnsibleModule, returns, and show the rest.
 
@@ -48,9 +67,13 @@ def hide_logins(module: Any) -> None:
     writes the arguments into the host's log before anybody can say which part of them is secret.
     """
     hide_passwords(module)
-    proxy = module.params["proxy"]
-    for value in proxy.values() if isinstance(proxy, Mapping) else ():
-        address = str(value or "")
+    try:
+        proxy = read_proxy(module.params["proxy"])
+    except ToolkitError:
+        # What may be a password stays hidden; other words would only be cut out of the refusal.
+        module.no_log_values.difference_update([value for value in module.no_log_values if "@" not in value])
+        return
+    for address in proxy.values():
         login = re.match(r"(?:\w+://)?(.*@)", address, re.DOTALL)
         module.no_log_values.discard(address)
         if login:
@@ -58,7 +81,7 @@ def hide_logins(module: Any) -> None:
 
 
 def from_options(params: Mapping[str, Any], needs_cdi: bool) -> Settings:
-    """The settings that a module's options name. Raises ToolkitError for a limit or size that is no number."""
+    """The settings that a module's options name. Raises ToolkitError for a value that is none."""
     log, nofile = str(params["log_max_size"]), str(params["nofile"]).strip()
     if nofile != AUTO and not re.fullmatch(r"[0-9]{1,10}", nofile):
         raise ToolkitError(
@@ -77,12 +100,13 @@ def from_options(params: Mapping[str, Any], needs_cdi: bool) -> Settings:
             " container_engine_log_max_files. Nothing was changed."
         )
     limit = NOFILE if nofile == AUTO else int(nofile)
+    proxy = read_proxy(params["proxy"])
     return Settings(
         needs_cdi=needs_cdi,
         mirrors=tuple(params["registry_mirrors"]),
-        http_proxy=params["proxy"].get("http") or "",
-        https_proxy=params["proxy"].get("https") or "",
-        no_proxy=params["proxy"].get("no_proxy") or "",
+        http_proxy=proxy["http"],
+        https_proxy=proxy["https"],
+        no_proxy=proxy["no_proxy"],
         log_max_size=LOG_MAX_SIZE if log == AUTO else log,
         log_max_files=params["log_max_files"],
         log_is_default=log == AUTO,

@@ -56,6 +56,31 @@ def test_a_password_is_in_no_result_and_in_no_argument_that_is_shown(
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("apt_source", {**SOURCE, "replaces": {"x": 1}}),
+        ("dnf_source", {**SOURCE, "state": MIRROR}),
+        ("modelscope_snapshot", {"repo": "no/name", "proxy": PROXY, "store": "/dev/null", "connections": SLASHED}),
+        ("gpu_driver_plan", {**DRIVER, "facts": MIRROR}),
+        ("gpu_driver_repository", {**DRIVER, "settings": {"hold": MIRROR}}),
+        ("gpu_container_toolkit_plan", {"facts": UNKNOWN, "repository_url": MIRROR, "downgrade": MIRROR}),
+        ("container_engine_plan", {"facts": UNKNOWN, "registry_mirrors": {"a": MIRROR}}),
+        ("container_engine_plan", {"facts": UNKNOWN, "engine": SLASHED}),
+        ("container_engine_config", {"engine": "docker", "log_max_files": PROXY}),
+    ],
+)
+def test_an_argument_of_another_type_shows_no_password(
+    name: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"ansible_collections.socle.inference.plugins.modules.{name}")
+    with patch_module_args(options), pytest.raises(SystemExit):
+        module.main()
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["invocation"]["module_args"]
+    assert "s3cr-t" not in shown
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("http://bob:top/secret@host/repo", "http://host/repo"),
