@@ -56,6 +56,7 @@ def test_an_ordinary_host_leaves_the_controller_alone(mode: str, recorded: Path,
     host = yaml.safe_load((lab.INVENTORY / "host_vars" / f"{lab.HOST}.yml").read_text())
     variables = {"vllm_instances": host["vllm_instances"]}
     inventory = lab.write_inventory(tmp_path / "inventories" / "ordinary", {lab.HOST: variables})
+    lab.copy_locks(inventory)
     home = tmp_path / "home"
     home.mkdir()
     before, processes = _tree(home), _processes()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,8 @@ def environment(**extra: str) -> dict[str, str]:
         "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
         "ANSIBLE_NOCOLOR": "1",
+        # A home of the test's own may make a path too long for a socket.
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": os.environ.get("ANSIBLE_SSH_CONTROL_PATH_DIR", f"{Path.home()}/.ansible/cp"),
         **extra,
     }
 
@@ -211,6 +214,11 @@ def ask(question: str, url: str = ENGINE_URL, api_key: str | None = None, max_to
     return str(answer["choices"][0]["message"]["content"])
 
 
+def copy_locks(inventory: Path) -> None:
+    """Give an inventory the lab's locks of models, as one has it that was in use before."""
+    shutil.copytree(INVENTORY / ".socle" / "locks", inventory / ".socle" / "locks")
+
+
 def write_inventory(folder: Path, hosts: dict[str, dict[str, Any]], virtual_lab: bool = False) -> Path:
     """An inventory in *folder* whose hosts all lead to the lab host, each with variables of its own."""
     keys = ("ansible_host", "ansible_user", "ansible_python_interpreter", "ansible_ssh_common_args")
@@ -222,6 +230,7 @@ def write_inventory(folder: Path, hosts: dict[str, dict[str, Any]], virtual_lab:
     )
     connection["model_store_endpoint"] = lab["model_store_endpoint"]
     connection["model_store_reserve_gib"] = lab["model_store_reserve_gib"]
+    connection["model_store_allow_volatile_fs"] = lab["model_store_allow_volatile_fs"]
     connection["socle_benchmark_params"] = lab["socle_benchmark_params"]
     groups = ("cpu", "virtual_lab") if virtual_lab else ("cpu",)
     members = {name: {"ansible_port": SSH_PORT, **variables} for name, variables in hosts.items()}
