@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.decide imp
 from ansible_collections.socle.inference.plugins.module_utils._driver.model import DriverError, Repository
 from ansible_collections.socle.inference.plugins.module_utils._driver.names import DEBIAN_COMPONENTS
 from ansible_collections.socle.inference.plugins.module_utils._packages import sources_list
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     is_same,
     login,
@@ -166,8 +167,8 @@ def source_files(
 
     {"url", "display" (without password), "key_urls", "source" (path), "key" (path without suffix), "components" (text
     of the file that adds Debian's components, or ""), "missing": whether anything of it is not there, "moved": whether
-    ours is there with another address or password, "files": our files that are there, "foreign": whether other files
-    ("foreign_files") name the same repository, and serve as well}.
+    ours is there with another address or password, or with a key that is none, "files": our files that are there,
+    "foreign": whether other files ("foreign_files") name the same repository, and serve as well}.
     """
     own = [OWN_SOURCE, COMPONENTS_SOURCE, AUTH, f"{OWN_KEY}.gpg", f"{OWN_KEY}.asc"]
     files = [path for path in own if (root / path.lstrip("/")).is_file()]
@@ -188,7 +189,7 @@ def source_files(
         result.update(url=repository.url, key_urls=list(repository.key_urls))
         result["foreign_files"] = sorted({file for file in same if file != OWN_SOURCE})
         result["foreign"] = bool(result["foreign_files"])
-        keys = [path for path in files if path.startswith(OWN_KEY)]
+        keys = [path for path in files if path.startswith(OWN_KEY) and holds_key(root / path.lstrip("/"))]
         own_there = any(_has(root, OWN_SOURCE, source_text(repository.url, key)) for key in keys)
         result["missing"] = not result["foreign"] and not own_there
     if os.get("id") == "debian" and sources:
@@ -203,6 +204,7 @@ def source_files(
         result["missing"] = True
     if OWN_SOURCE in files and asked:
         elsewhere = f"\nURIs: {without_password(asked)}\n" not in _text(root, OWN_SOURCE)
-        result["moved"] = elsewhere or _text(root, AUTH) != auth
+        unsigned = not any(f"\nSigned-By: {key}\n" in _text(root, OWN_SOURCE) for key in keys)
+        result["moved"] = elsewhere or unsigned or _text(root, AUTH) != auth
     result["display"] = without_password(result["url"] or "")
     return result

@@ -40,6 +40,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.plan impor
 )
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import HEADER, DnfRepository, render
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import is_same, without_password
 from ansible_collections.socle.inference.plugins.module_utils._packages.version import version_key
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
@@ -155,6 +156,7 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
     foreign = [file for file in dict.fromkeys(same) if file != none.path]
     text = host.read(host.root / none.path.lstrip("/"))
     written = text == render(rpm_source(repository))
+    has_key = holds_key(host.root / none.key_path.lstrip("/"))
     result.update(
         url=repository.url,
         key_urls=list(repository.key_urls),
@@ -162,8 +164,8 @@ def source_state(host: Host, repository: Repository | None, sources: Sequence[Ma
         key_file=repository.key_urls[0].rpartition("/")[2],
         foreign=bool(foreign),
         foreign_files=foreign,
-        moved=not foreign and text.startswith(HEADER) and f"\nbaseurl={repository.url}\n" not in text,
-        missing=not foreign and not (written and none.key_path in result["files"]),
+        moved=not foreign and text.startswith(HEADER) and (f"\nbaseurl={repository.url}\n" not in text or not has_key),
+        missing=not foreign and not (written and has_key),
         display=without_password(repository.url),
     )
     return result

@@ -23,7 +23,9 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.repository
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
+    ARMOUR,
     Fetch,
     is_key,
     put,
@@ -33,6 +35,10 @@ from ansible_collections.socle.inference.plugins.module_utils._packages.source i
 
 MAX_AGE_S = 86_400
 """Age of the distribution's index from which it is read again before packages are taken from it."""
+
+
+LEAST_KEYS = (ARMOUR.encode(), b"\x99")
+"""What stands for a key in either form, .asc and .gpg, as long as it was not fetched."""
 
 
 class Sources:
@@ -117,7 +123,10 @@ class Sources:
         if not (self.wanted["missing"] or self.wanted["moved"]):
             return {}
         places = [self.root / (self.wanted["key"] + form).lstrip("/") for form in (".asc", ".gpg")]
-        key = next((place.read_bytes() for place in places if place.is_file()), b"")
+        key = next((place.read_bytes() for place in places if holds_key(place)), b"")
+        if not key:
+            # The one that comes in place of a damaged one has its form, and is another one.
+            key = next((least for place, least in zip(places, LEAST_KEYS) if place.is_file()), b"")
         if given.lstrip().startswith("-----BEGIN"):
             key = self._key(given)
         changes = {}
@@ -216,7 +225,9 @@ def diff(before: Mapping[Path, bytes | None], after: Mapping[str, bytes | None])
         if content is None:
             return ""
         if path.endswith((".gpg", ".asc")):
-            return f"(a key of {len(content)} bytes)\n" if content else "(the repository's key)\n"
+            if after.get(path) is content and content in (b"", *LEAST_KEYS):
+                return "(the repository's key)\n"
+            return f"(a key of {len(content)} bytes)\n" if is_key(content) else "(no key)\n"
         if path == AUTH:
             return "(user and password of a mirror)\n"
         return without_password(content.decode("utf-8", "replace"))

@@ -43,7 +43,7 @@ class Ahead:
         self.layout = {name: repository[name] for name in ("suites", "components") if name in repository}
 
     def is_outdated(self) -> bool:
-        """Whether the host has the source by a file of ours with another address."""
+        """Whether the host has the source by a file of ours with another address, or with a key that is none."""
         if self.family == "debian":
             return self.apt.is_outdated(self._deb({}))
         return self.dnf.is_outdated(self._rpm({}))

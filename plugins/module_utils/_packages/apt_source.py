@@ -13,6 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
@@ -85,7 +86,7 @@ class AptSource:
         """Write the source where it is missing or different, and read its list where it offers too little so far."""
         path = self._path(source)
         before = self._files.read(path)
-        keys = [key for key in self._keys(source) if key.is_file() and key.stat().st_size]
+        keys = [key for key in self._keys(source) if holds_key(key)]
         old = [file for file in source.replaces if (self._root / file.lstrip("/")).exists()]
         public = replace(source, uri=without_password(source.uri))
         secret = self._files.read(self._login(source)) or ""
@@ -114,13 +115,15 @@ class AptSource:
         self._try(source, download_key(source, self._fetch))
 
     def is_outdated(self, source: AptRepository) -> bool:
-        """Whether the source is there, is ours, and names another address, user or password."""
+        """Whether the source is there, is ours, and names another address, user or password, or a key that is none."""
         text = self._files.read(self._path(source)) or ""
         if not text.startswith(MARK):
             return False
         check_addresses(source)
         secret = self._files.read(self._login(source)) or ""
-        return f"\nURIs: {without_password(source.uri)}\n" not in text or secret != render_login(source)
+        if f"\nURIs: {without_password(source.uri)}\n" not in text or secret != render_login(source):
+            return True
+        return not any(f"\nSigned-By: {self._shown(key)}\n" in text and holds_key(key) for key in self._keys(source))
 
     def absent(self, source: AptRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key; the lists go with the next update."""

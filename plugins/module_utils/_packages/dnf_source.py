@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages import dnf
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_exact import has_version
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import (
     Fetch,
     PackageSource,
@@ -66,11 +67,10 @@ class DnfSource:
     def present(self, source: DnfRepository, *, check: bool = False) -> dict[str, Any]:
         """Write the source where it is missing or different."""
         before = self.files.read(self._at(source.path))
-        key_before = self.files.read(self._at(source.key_path))
         old = [file for file in source.replaces if self._at(file).exists()]
         text = render(source)
         result = {"path": source.path, "removed": old, "before": before or "", "after": text}
-        if before == text and key_before and not old:
+        if before == text and holds_key(self._at(source.key_path)) and not old:
             return {**result, "changed": False}
         key = download_key(source, self.fetch, armoured=True).decode()
         self._try(source, key)
@@ -89,12 +89,12 @@ class DnfSource:
         self._try(source, download_key(source, self.fetch, armoured=True).decode())
 
     def is_outdated(self, source: DnfRepository) -> bool:
-        """Whether the source is there, is ours, and names another address, user or password."""
+        """Whether the source is there, is ours, and names another address, user or password, or a key that is none."""
         text = self.files.read(self._at(source.path)) or ""
         if not text.startswith(HEADER):
             return False
         check_addresses(source)
-        return f"\nbaseurl={source.uri}\n" not in text
+        return f"\nbaseurl={source.uri}\n" not in text or not holds_key(self._at(source.key_path))
 
     def absent(self, source: DnfRepository, *, check: bool = False) -> dict[str, Any]:
         """Remove source and key."""

@@ -83,8 +83,9 @@ class FakeHost:
     def add_source(self, uri: str = URL, name: str = "socle-nvidia-cuda.sources") -> None:
         """NVIDIA's repository as the role writes it."""
         from ansible_collections.socle.inference.plugins.module_utils._driver.repository import OWN_KEY, source_text
+        from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARMOUR
 
-        self.write(f"{OWN_KEY[1:]}.gpg", "key")
+        self.write(f"{OWN_KEY[1:]}.gpg", ARMOUR)
         self.write(f"etc/apt/sources.list.d/{name}", source_text(uri, f"{OWN_KEY}.gpg"))
 
     def install(self, version: str, *, held: bool = False, flavour: str = "open", pin: str | None = "580") -> None:

@@ -25,6 +25,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf import Rpm
 from ansible_collections.socle.inference.plugins.module_utils._packages.dnf_source import render
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import ARMOUR
 
 from tests.unit.driver.rpm_host import KERNEL, PARTS, URL, Interrupted, RpmHost, facts, rpm
 
@@ -528,12 +529,18 @@ def test_a_new_address_is_noticed_although_no_package_changes(host: RpmHost) -> 
     settled(host)
     file = host.root / "etc/yum.repos.d/socle-nvidia-cuda.repo"
     written = render(rpm_source(rpm_names.rpm_repository(facts()["os"], facts()["arch"], BASE)))
-    file.write_text(written)
+    key = host.root / "etc/pki/rpm-gpg/RPM-GPG-KEY-socle-nvidia-cuda"
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_text(ARMOUR)
     for text, moved in ((written, False), (written.replace(URL, "https://former.example/"), True), ("", False)):
         file.write_text(text)
         found = plan(host)
         assert found.repository is not None and found.repository["moved"] is moved
         assert not found.changed_needed and found.action == "none"
+    file.write_text(written)
+    key.write_text("<html>")
+    found = plan(host)
+    assert found.action == "none" and found.repository is not None and found.repository["moved"]
     # One that somebody else wrote by the same name.
     file.write_text("[socle-nvidia-cuda]\nbaseurl=https://former.example/\n")
     found = plan(host)

@@ -379,3 +379,22 @@ def test_a_source_that_the_role_never_wrote_is_not_written_for_its_address(fake:
     fake.add_source()
     fake.write("etc/apt/sources.list.d/cuda.list", f"deb [signed-by=/x.gpg] {OTHER}/debian13/x86_64/ /\n")
     assert not moved(fake, OTHER).refresh
+
+
+@pytest.mark.parametrize("damaged", [b"", b"<html>login</html>", None])
+def test_a_key_that_is_none_is_fetched_again_although_no_package_changes(fake: FakeHost, damaged: bytes | None) -> None:
+    url = "https://mirror.example.org/cuda/repos"
+    web = Web(**{"cuda-archive-keyring__gpg": KEYRING})
+    settle(fake, web)
+    assert not moved(fake, url).refresh
+    key = fake.root / f"{OWN_KEY[1:]}.gpg"
+    key.unlink() if damaged is None else key.write_bytes(damaged)
+    found = moved(fake, url)
+    assert found.refresh and not found.changed_needed and found.action == "none"
+    sources = Sources(fake.run, fake.root, web, found.repository or {}, lambda: 0.0)
+    changes = sources.outlook()
+    former = {Path("/") / path.relative_to(fake.root): content for path, content in sources.former.items()}
+    shown = [(one["before"], one["after"]) for one in diff(former, changes) if one["after_header"] == f"{OWN_KEY}.gpg"]
+    assert shown == [("" if damaged is None else "(no key)\n", "(the repository's key)\n")]
+    final, written, _warnings = sources.settle("", lambda: moved(fake, url))
+    assert written == [f"{OWN_KEY}.gpg"] and key.read_bytes() == KEYRING and not final.refresh

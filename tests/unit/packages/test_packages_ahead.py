@@ -106,3 +106,23 @@ def test_an_index_that_does_not_come_is_told_before_anything_changed(commands: C
     with pytest.raises(PackageError, match=r"offers no version of it.*Nothing was changed\.$"):
         AptSource(commands, Files(), tmp_path, answer).probe(lacking)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damaged", [b"", b"<html>login</html>", b"\xff\xfe", None])
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [
+        ("debian", "etc/apt/keyrings/nvidia-container-toolkit.asc"),
+        ("redhat", "etc/pki/rpm-gpg/RPM-GPG-KEY-nvidia-container-toolkit"),
+    ],
+)
+def test_a_signing_key_that_is_none_is_seen_without_a_request_and_fetched_again(
+    family: str, path: str, damaged: bytes | None, commands: Commands, tmp_path: Path
+) -> None:
+    write(family, BASE, commands, tmp_path)
+    key = tmp_path / path
+    assert key.read_bytes() == KEY and not ahead(family, tmp_path).is_outdated()
+    key.unlink() if damaged is None else key.write_bytes(damaged)
+    assert ahead(family, tmp_path).is_outdated()
+    write(family, BASE, commands, tmp_path)
+    assert key.read_bytes() == KEY and not ahead(family, tmp_path).is_outdated()
