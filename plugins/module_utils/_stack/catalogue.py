@@ -18,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack import (
     checks_inventory,
     checks_notes,
 )
-from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, say
+from ansible_collections.socle.inference.plugins.module_utils._stack.check import BOTH, ERROR, Check, in_order, say
 from ansible_collections.socle.inference.plugins.module_utils._stack.gather import gather_stack
 
 FACTS_SCHEMA = "socle.gpu_facts/2"
@@ -37,7 +37,7 @@ CHECKS: tuple[Check, ...] = tuple(
             *checks_inventory.CHECKS,
             *checks_notes.CHECKS,
         ),
-        key=lambda check: check.id,
+        key=lambda check: in_order(check.id),
     )
 )
 """By id. An id is never used again for something else."""
@@ -156,7 +156,7 @@ def find(
                 "evidence": evidence,
             }
         )
-    return sorted(findings, key=lambda finding: (finding["severity"] != ERROR, finding["id"]))
+    return sorted(findings, key=lambda finding: (finding["severity"] != ERROR, in_order(finding["id"])))
 
 
 def _check_input(facts: Mapping[str, Any], ignore: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks of what socle has noted on a host. Private to socle.inference."""
+"""Checks of the files that socle keeps on a host. Private to socle.inference."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def left_stopped(_facts: Tree, stack: Tree, _intent: Tree) -> Evidence:
 def damaged_notes(_facts: Tree, stack: Tree, _intent: Tree) -> Evidence:
     notes = [f"{note['path']} ({note['why']})" for note in stack.get("damaged_notes") or []]
     return {"notes": notes, "do": "does" if len(notes) == 1 else "do"} if notes else None
+
+
+def damaged_keys(_facts: Tree, stack: Tree, _intent: Tree) -> Evidence:
+    damaged = stack.get("damaged_keys") or []
+    keys = [one["key"] for one in damaged]
+    files = [one["file"] for one in damaged]
+    return {"keys": keys, "files": files, "be": "is" if len(keys) == 1 else "are"} if keys else None
 
 
 CHECKS = (
@@ -50,5 +57,18 @@ CHECKS = (
         damaged_notes,
         needs_gpu=False,
     ),
+    Check(
+        "SOC-H100",
+        "A signing key of a package source is damaged",
+        WARNING,
+        (AFTER,),
+        "Key files that socle's own package sources name: one that is missing or does not begin as an OpenPGP public"
+        " key.",
+        "{keys} {be} no signing key: the package manager takes nothing from {files}, and upgrades of the system fail"
+        " there.",
+        "Run playbook provision.yml, which fetches it again.",
+        damaged_keys,
+        needs_gpu=False,
+    ),
 )
-"""Checks of notes, by id."""
+"""Checks of these files, by id."""

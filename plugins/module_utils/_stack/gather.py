@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.users impo
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import LEDGER as PACKAGE_HOLDS
 from ansible_collections.socle.inference.plugins.module_utils._packages.holds import damage
+from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
 from ansible_collections.socle.inference.plugins.module_utils._stack import parse
 from ansible_collections.socle.inference.plugins.module_utils._stack.packages import (
     foreign_installs,
@@ -26,6 +28,12 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.packages im
 from ansible_collections.socle.inference.plugins.module_utils._stack.regular import obstacle, read_regular
 
 SCHEMA = "socle.host_stack/1"
+
+OWN_SOURCE = "# Written by socle"
+"""How each package source of ours begins, for apt and for DNF."""
+OWN_KEY = re.compile(
+    r"^(?:Signed-By: |gpgkey=file://)/(etc/apt/keyrings/\S+|etc/pki/rpm-gpg/RPM-GPG-KEY-\S+)$", re.MULTILINE
+)
 
 UNITS = (
     "nvidia-persistenced.service",
@@ -238,6 +246,19 @@ def _damaged_notes(root: Path) -> list[dict[str, str]]:
     return [{"path": path, "why": why} for path, why in notes if why]
 
 
+def _damaged_keys(root: Path) -> list[dict[str, str]]:
+    """Key files of socle's own package sources that hold none: [{"file" of the source, "key"}]."""
+    damaged = []
+    for folder, suffix in (("etc/apt/sources.list.d", ".sources"), ("etc/yum.repos.d", ".repo")):
+        for path in sorted((root / folder).glob(f"*{suffix}")):
+            text = read_regular(path)
+            # A distribution's own archive, of which a source of ours may name more parts, has its keyring elsewhere.
+            key = OWN_KEY.search(text) if text.startswith(OWN_SOURCE) else None
+            if key and not holds_key(root / key[1]):
+                damaged.append({"file": f"/{folder}/{path.name}", "key": f"/{key[1]}"})
+    return damaged
+
+
 def _reload_victims(
     run: Run, root: Path, units: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[str]:
@@ -283,5 +304,6 @@ def gather_stack(run: Run, root: Path, sys_root: Path, proc_root: Path, facts: M
         "reload_victims": _reload_victims(run, root, units, facts),
         "left_stopped": _left_stopped(run, root),
         "damaged_notes": _damaged_notes(root),
+        "damaged_keys": _damaged_keys(root),
         "gpu_processes": _gpu_processes(run, proc_root, facts),
     }

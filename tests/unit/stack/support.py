@@ -185,6 +185,7 @@ class Host:
             "reload_victims": [],
             "left_stopped": [],
             "damaged_notes": [],
+            "damaged_keys": [],
             "gpu_processes": [],
         }
         self.intent: dict[str, Any] = {

@@ -22,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue i
     host_findings_failure,
     host_findings_lines,
 )
+from ansible_collections.socle.inference.plugins.module_utils._stack.check import in_order
 from ansible_collections.socle.inference.plugins.module_utils._stack.checks_hardware import XIDS
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
@@ -519,6 +520,19 @@ CASES: dict[str, tuple[Change, str, Change]] = {
         "/var/lib/socle/package_holds.json (it is no regular file) does not say",
         lambda h: h.stack.update(damaged_notes=[]),
     ),
+    "SOC-H100": (
+        lambda h: h.stack.update(
+            damaged_keys=[
+                {
+                    "file": "/etc/apt/sources.list.d/nvidia-container-toolkit.sources",
+                    "key": "/etc/apt/keyrings/nvidia-container-toolkit.asc",
+                }
+            ]
+        ),
+        "/etc/apt/keyrings/nvidia-container-toolkit.asc is no signing key: the package manager takes nothing from"
+        " /etc/apt/sources.list.d/nvidia-container-toolkit.sources",
+        lambda h: h.stack.update(damaged_keys=[]),
+    ),
     "SOC-H92": (
         lambda h: h.facts.update(gpus=[]),
         "lspci -d 10de:",
@@ -598,7 +612,7 @@ def test_checks_bear_with_facts_stack_and_intent_that_say_nothing() -> None:
 def test_checks_have_distinct_ids_and_known_words() -> None:
     assert len(BY_ID) == len(CHECKS)
     for check in CHECKS:
-        assert re.fullmatch(r"SOC-H\d\d", check.id)
+        assert re.fullmatch(r"SOC-H\d{2,3}", check.id)
         assert check.severity in ("error", "warning")
         assert check.stages
         assert set(check.stages) <= {"before", "after"}
@@ -934,7 +948,7 @@ def in_the_document(template: str) -> str:
 
 def test_the_document_has_every_check_in_its_own_words() -> None:
     text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| (SOC-H\d\d) \|", text, re.MULTILINE)) == set(BY_ID) | set(PREVENTED)
+    assert set(re.findall(r"^\| (SOC-H\d{2,3}) \|", text, re.MULTILINE)) == set(BY_ID) | set(PREVENTED)
     for check in CHECKS:
         row = re.search(rf"^\| {check.id} \|.*$", text, re.MULTILINE)
         assert row is not None
@@ -948,14 +962,14 @@ def test_the_document_has_every_check_in_its_own_words() -> None:
 def test_the_document_names_the_checks_of_hosts_without_gpus() -> None:
     text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("- A host without an NVIDIA GPU"))
-    assert re.findall(r"SOC-H\d\d", line) == [check.id for check in due_checks(False, "all")]
+    assert re.findall(r"SOC-H\d{2,3}", line) == [check.id for check in due_checks(False, "all")]
 
 
 def test_the_document_names_the_checks_of_the_upkeep_of_the_driver() -> None:
     text = (ROOT / "docs/host-checks.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if "unmanaged" in line)
     left_out = set(due_checks(True, "all")) - set(due_checks(True, "all", upkeep=False))
-    assert re.findall(r"SOC-H\d\d", line) == sorted(check.id for check in left_out)
+    assert re.findall(r"SOC-H\d{2,3}", line) == sorted((check.id for check in left_out), key=in_order)
 
 
 @pytest.mark.parametrize(
@@ -968,9 +982,9 @@ def test_the_document_names_the_checks_of_what_is_asked_to_be_absent(key: str, v
     left_out -= {check.id for check in due_checks(True, "all", absent=[key])}
     if key == "driver":
         left_out -= set(
-            re.findall(r"^\| (SOC-H\d\d) \|", text.partition("## Driver")[2].partition("\n## ")[0], re.MULTILINE)
+            re.findall(r"^\| (SOC-H\d{2,3}) \|", text.partition("## Driver")[2].partition("\n## ")[0], re.MULTILINE)
         )
-    assert re.findall(r"SOC-H\d\d", line) == sorted(left_out)
+    assert re.findall(r"SOC-H\d{2,3}", line) == sorted(left_out, key=in_order)
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,37 @@ def test_notes_of_socle_are_read_and_a_damaged_one_keeps_nothing_waiting(host: H
     ]
 
 
+def test_signing_keys_of_our_own_sources_that_are_none_are_found(host: Host) -> None:
+    apt, dnf = "etc/apt/sources.list.d", "etc/yum.repos.d"
+    for name, head in (
+        ("docker", "# Written by socle.\n"),
+        ("toolkit", "# Written by socle.\n"),
+        ("gone", "# Written by socle.\n"),
+        ("cuda", "# Written by socle.inference, role gpu_driver; a run replaces it.\n"),
+        ("theirs", ""),
+    ):
+        source = f"{head}Types: deb\nURIs: https://x.example/\nSuites: /\nSigned-By: /etc/apt/keyrings/{name}.gpg\n"
+        host.write(f"{apt}/{name}.sources", source)
+        host.write(f"etc/apt/keyrings/{name}.gpg", "<html>")
+    host.write("etc/apt/keyrings/toolkit.gpg", "-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
+    (host.root / "etc/apt/keyrings/gone.gpg").unlink()
+    (host.root / "etc/apt/keyrings/docker.gpg").unlink()
+    os.mkfifo(host.root / "etc/apt/keyrings/docker.gpg")
+    archive = (
+        "# Written by socle.inference, role gpu_driver; a run replaces it.\nSigned-By: /usr/share/keyrings/d.pgp\n"
+    )
+    host.write(f"{apt}/socle-debian-components.sources", archive)
+    key = "etc/pki/rpm-gpg/RPM-GPG-KEY-toolkit"
+    host.write(f"{dnf}/toolkit.repo", f"# Written by socle.inference; a run replaces it.\n[t]\ngpgkey=file:///{key}\n")
+    assert host.stack()["damaged_keys"] == [
+        *(
+            {"file": f"/{apt}/{name}.sources", "key": f"/etc/apt/keyrings/{name}.gpg"}
+            for name in ("cuda", "docker", "gone")
+        ),
+        {"file": f"/{dnf}/toolkit.repo", "key": f"/{key}"},
+    ]
+
+
 def test_a_spec_that_is_a_link_to_nothing_is_a_broken_spec(host: Host) -> None:
     (host.root / "etc/cdi").mkdir(parents=True)
     (host.root / "etc/cdi/nvidia.yaml").symlink_to("/nope")
