@@ -1,13 +1,16 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Looks for misspelt variables on the controller, where all of a host's are. See modules/host_checks.py."""
+"""Looks for misspelt and wrong variables on the controller, where all of a host's are. See modules/host_checks.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.plugin_utils.role_values import checked_variables, value_faults
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import unknown_variables
 
 
@@ -23,6 +26,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
+        faults = value_faults(self._set_values(task_vars))
+        if faults:
+            told = "\n".join(f"{fault}; correct it." for fault in faults)
+            result.update(failed=True, msg=f"{told} Nothing was changed.", findings=[], checked=[])
+            return result
         args = dict(self._task.args)
         intent = args.get("intent") or {}
         unknown = unknown_variables(task_vars)
@@ -31,3 +39,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             args["intent"] = {**intent, "unknown_variables": unknown}
         result.update(self._execute_module(module_name=self._task.action, module_args=args, task_vars=task_vars))
         return result
+
+    def _set_values(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """The values of the host's variables that roles document."""
+        values = {}
+        for name in checked_variables().keys() & task_vars.keys():
+            try:
+                # They reach an action plugin as they were written, templates and all.
+                values[name] = plain(self._templar.template(task_vars[name]))
+            except AnsibleError:
+                # Told where it is used, by Ansible, which knows the line.
+                continue
+        return values

@@ -12,8 +12,9 @@ author:
 description:
   - Compares hardware, driver, container engine and GPU toolkit of a host with what serving needs, and names each known
     failure that can be seen with an id, one sentence and a remedy. All of them are in C(docs/host-checks.md).
+  - Fails where a variable of the host has a value that a role of C(provision.yml) would refuse, and names the variable.
   - Reads files and runs a few commands; changes nothing. On a host without an NVIDIA GPU it runs none but
-    C(systemctl show), where Docker is.
+    C(systemctl show).
 extends_documentation_fragment:
   - socle.inference.attributes
   - socle.inference.roots.sys_root

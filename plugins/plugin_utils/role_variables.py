@@ -38,14 +38,21 @@ NEAR = 0.8
 
 
 @cache
-def role_variables() -> dict[str, frozenset[str]]:
-    """The variables of each role of the collection that documents them, by the role's name."""
-    found = {}
+def role_options() -> dict[str, dict[str, dict[str, Any]]]:
+    """What each role of the collection that documents its variables says of them: {role: {variable: specification}}."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted((COLLECTION / "roles").glob("*/meta/argument_specs.yml")):
         # Only the C loader is quick enough for each host.
         specs = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)["argument_specs"]
-        found[path.parents[1].name] = frozenset(name for entry in specs.values() for name in entry.get("options") or {})
+        options = found.setdefault(path.parents[1].name, {})
+        for entry in specs.values():
+            options.update(entry.get("options") or {})
     return found
+
+
+def role_variables() -> dict[str, frozenset[str]]:
+    """The variables of each role of the collection that documents them, by the role's name."""
+    return {role: frozenset(options) for role, options in role_options().items()}
 
 
 def unknown_variables(names: Iterable[str]) -> list[dict[str, str | None]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_variables, unknown_variables
 
 from tests.support.playbook import play
@@ -91,3 +92,77 @@ def test_the_task_tells_the_hosts_own_slips(tmp_path: Path) -> None:
     assert [(one["id"], one["severity"]) for one in found["slipped"]] == [("SOC-H96", "warning")]
     assert "gpu_driver_brnach (did you mean gpu_driver_branch?)" in found["slipped"][0]["message"]
     assert found["right"] == found["after"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        (
+            "gpu_driver_state",
+            "Absent",
+            'is "Absent", expected one of present, absent, unmanaged (did you mean absent?)',
+        ),
+        ("gpu_driver_hold", "maybe", 'is "maybe", expected true or false'),
+        ("gpu_driver_reboot_timeout_s", "15m", 'is "15m", expected a whole number'),
+        ("gpu_driver_version", ["580.178.04"], "is a list, expected a string"),
+        ("gpu_driver_services", {"a": 1}, "is a dictionary, expected a list of strings"),
+        ("gpu_driver_services", [{"a": 1}], "is a list, expected a list of strings"),
+        ("gpu_driver_module_options", "x", 'is "x", expected a dictionary'),
+        ("container_engine", "docker ", 'is "docker ", expected one of auto, podman, docker (did you mean docker?)'),
+        ("container_engine_restart", "http://u:s3cr-t@host", "is a string, expected one of auto, always, never"),
+        ("container_engine_restart", "x" * 100, "is a string, expected one of auto, always, never"),
+        ("container_engine_proxy", {"htps": "http://u:s3cr-t@h"}, "has htps, expected {http:, https:, no_proxy:}"),
+        ("container_engine_proxy", {"http://u:s3cr-t@h": 1}, "has another key, expected {http:, https:, no_proxy:}"),
+        ("container_engine_proxy", {"http": ["http://u:s3cr-t@h"]}, "has a list as http, expected a string"),
+        ("container_engine_proxy", "http://u:s3cr-t@h", "is a string, expected {http:, https:, no_proxy:}"),
+        ("gpu_container_toolkit_check", None, "is empty, expected one of auto, always, never"),
+    ],
+)
+def test_a_wrong_value_is_told_by_the_name_of_its_variable(name: str, value: object, fault: str) -> None:
+    assert value_faults({name: value, "ansible_host": ["x"]}) == [f"{name} {fault}"]
+
+
+def test_what_the_roles_have_as_defaults_and_what_they_take_is_no_fault() -> None:
+    for role in ("container_engine", "gpu_container_toolkit", "gpu_driver"):
+        defaults = yaml.safe_load((ROOT / "roles" / role / "defaults/main.yml").read_text(encoding="utf-8"))
+        assert defaults and value_faults(defaults) == []
+    taken = {
+        "gpu_driver_branch": 580,
+        "gpu_driver_hold": "no",
+        "gpu_driver_reboot_timeout_s": "900",
+        "gpu_driver_services": "train.service",
+        "container_engine_nofile": 65536,
+        "container_engine_proxy": '{"http": "http://u:p@h"}',
+        "gpu_driver_facts": 3,
+    }
+    assert value_faults(taken) == []
+
+
+def test_the_task_refuses_wrong_values_by_name_before_it_looks_at_the_host(tmp_path: Path) -> None:
+    hosts = {
+        "right": {"gpu_driver_state": "{{ wanted }}", "wanted": "absent", "gpu_driver_hold": "{{ not_known_yet }}"},
+        "wrong": {
+            "gpu_driver_state": "{{ wanted }}",
+            "wanted": "Absent",
+            "container_engine_proxy": "http://u:s3cr-t@host",
+            "intent": {"driver_state": "{{ gpu_driver_state }}"},
+        },
+    }
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "ansible.cfg").touch()
+    (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
+    common = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "tree": str(tmp_path / "tree"),
+    }
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": common, "hosts": hosts}}), encoding="utf-8")
+    done, tasks = play(tmp_path, "-vvv", "-i", "hosts.yml", "play.yml")
+    results = tasks[-1]["hosts"]
+    assert results["wrong"]["failed"] and results["wrong"]["msg"] == (
+        "container_engine_proxy is a string, expected {http:, https:, no_proxy:}; correct it.\n"
+        'gpu_driver_state is "Absent", expected one of present, absent, unmanaged (did you mean absent?); correct it.'
+        " Nothing was changed."
+    )
+    assert not results["right"].get("failed"), results["right"]
+    assert "s3cr-t" not in done.stdout + done.stderr
