@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.repository
     logins,
     source_text,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.key_file import holds_key
@@ -80,7 +82,9 @@ class Sources:
     def restore(self) -> None:
         """Put the files back as they were before `add`."""
         for place, content in self.former.items():
-            self._put(place, content)
+            # A full disk, perhaps, which is told already.
+            with contextlib.suppress(OSError):
+                self._put(place, content)
 
     def _put(self, place: Path, content: bytes | None) -> None:
         put(place, content, 0o600 if place == self.root / AUTH.lstrip("/") else 0o644)
@@ -88,7 +92,8 @@ class Sources:
     def settle(self, key: str, plan: Callable[[], Plan]) -> tuple[Plan, list[str], list[str]]:
         """(the plan with the new index, paths written, warnings); where anything fails, the files are as before."""
         try:
-            written = self.add(key)
+            with explaining("write the package sources of the driver"):
+                written = self.add(key)
             files = [self.wanted["source"]] if self.wanted["url"] and not self.wanted["foreign"] else []
             files += self.wanted["foreign_files"]
             files += [COMPONENTS_SOURCE] if COMPONENTS_SOURCE in written else []

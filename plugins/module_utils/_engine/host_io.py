@@ -259,7 +259,7 @@ def _dropping(staged: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _staging(path: Path, text: str, mode: int) -> Iterator[Path]:
+def _staging(path: Path, content: bytes, mode: int) -> Iterator[Path]:
     """A file beside *path*, wholly written, that is to be moved there."""
     staged = path.with_name(f".{path.name}.new")
     with naming(path, staged):
@@ -267,12 +267,22 @@ def _staging(path: Path, text: str, mode: int) -> Iterator[Path]:
             staged.unlink()
         handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with _dropping(staged):
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            with os.fdopen(handle, "wb") as stream:
                 os.fchmod(stream.fileno(), mode)
-                stream.write(text)
+                stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             yield staged
+
+
+def put_bytes(path: Path, content: bytes, mode: int) -> None:
+    """Replace *path* whole, in a folder that is made where it is missing; a reader sees what was there or what comes.
+
+    Nobody reads the new file before it has its mode, and where it cannot be written, nothing of it stays.
+    """
+    make_folders(path.parent)
+    with _staging(path, content, mode) as staged:
+        staged.replace(path)
 
 
 class Files:
@@ -299,16 +309,14 @@ class Files:
         """
         if follow:
             path = Path(os.path.realpath(path))
-        make_folders(path.parent)
-        with _staging(path, text, mode) as staged:
-            staged.replace(path)
+        put_bytes(path, text.encode(), mode)
 
     def write_all(self, texts: Mapping[Path, str], mode: int = 0o644) -> None:
         """Replace several files that belong together: none of them as long as one of the new ones cannot be written."""
         for path in texts:
             make_folders(path.parent)
         with contextlib.ExitStack() as stack:
-            staged = {path: stack.enter_context(_staging(path, text, mode)) for path, text in texts.items()}
+            staged = {path: stack.enter_context(_staging(path, text.encode(), mode)) for path, text in texts.items()}
             for path, written in staged.items():
                 written.replace(path)
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,11 +167,17 @@ class AptSource:
         touched = [path, *self._keys(source), self._login(source), *(self._root / file.lstrip("/") for file in old)]
         kept = {one: one.read_bytes() if one.is_file() else None for one in touched}
         with explaining(f"write the package source {source.name}"):
-            for file in old:
-                self._files.remove(self._root / file.lstrip("/"))
-            put(key, content)
-            self._put(source, self._login(source), render_login(source).encode() or None)
-            put(path, text.encode())
+            try:
+                for file in old:
+                    self._files.remove(self._root / file.lstrip("/"))
+                put(key, content)
+                self._put(source, self._login(source), render_login(source).encode() or None)
+                put(path, text.encode())
+            except OSError:
+                for one, bytes_before in kept.items():
+                    with contextlib.suppress(OSError):
+                        self._put(source, one, bytes_before)
+                raise
         fault = apt.update(self._run, apt.beside(path))
         if fault is None and self._missing(source):
             # Another source or a preference of the host hides what the trial had found.

@@ -76,12 +76,13 @@ class DnfSource:
         self._try(source, key)
         if not check:
             with explaining(f"write the package source {source.name}"):
-                for file in old:
-                    self.files.remove(self._at(file))
                 self.files.write(self._at(source.key_path), key)
                 # It is the only file that DNF takes a password from; users without root then do without the source.
                 secret = source.uri != without_password(source.uri)
                 self.files.write(self._at(source.path), text, 0o600 if secret else 0o644)
+                # Last, so that a disk that is full leaves the source that was there.
+                for file in old:
+                    self.files.remove(self._at(file))
         return {**result, "changed": True}
 
     def probe(self, source: DnfRepository) -> None:

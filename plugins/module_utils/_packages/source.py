@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from ansible.module_utils.urls import open_url
 from ansible_collections.socle.inference.plugins.module_utils._address import address_fault
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, make_folders
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining, put_bytes
 from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
 
 Fetch = Callable[[str], bytes]
@@ -203,14 +203,7 @@ def put(path: Path, content: bytes | None, mode: int = 0o644) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
-    make_folders(path.parent)
-    staged = path.with_name(f".{path.name}.new")
-    staged.unlink(missing_ok=True)
-    # Nobody else reads it before it has its mode.
-    staged.touch(mode=0o600)
-    staged.write_bytes(content)
-    staged.chmod(mode)
-    staged.replace(path)
+    put_bytes(path, content, mode)
 
 
 def take_away(

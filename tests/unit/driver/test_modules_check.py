@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.socle.inference.plugins.modules import gpu_driver_plan, gpu_driver_repository
 
@@ -33,7 +34,7 @@ def checked(
     told_of: list[str] = []
     monkeypatch.setattr(module, "host_of", lambda _module: fake.host())
     # Ansible itself keeps warnings for as long as the process lives.
-    monkeypatch.setattr(module.AnsibleModule, "warn", lambda _self, warning: told_of.append(warning))
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _self, warning: told_of.append(warning))
     given = {"repository_url": BASE, "architecture": "ampere", **settings}
     options = {"facts": told or facts(), "settings": given, "_ansible_check_mode": True}
     with patch_module_args(options), pytest.raises(SystemExit):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -22,6 +23,7 @@ from ansible_collections.socle.inference.plugins.module_utils._driver.repository
     missing_components,
 )
 from ansible_collections.socle.inference.plugins.module_utils._driver.sources import Sources, diff
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 from .fake_host import URL, FakeHost, facts
 
@@ -398,3 +400,24 @@ def test_a_key_that_is_none_is_fetched_again_although_no_package_changes(fake: F
     assert shown == [("" if damaged is None else "(no key)\n", "(the repository's key)\n")]
     final, written, _warnings = sources.settle("", lambda: moved(fake, url))
     assert written == [f"{OWN_KEY}.gpg"] and key.read_bytes() == KEYRING and not final.refresh
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_disk_that_is_full_is_one_sentence_and_leaves_the_sources_as_they_were(
+    fake: FakeHost, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    real = os.fsync
+
+    def fill_up(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(
+        EngineError, match=r"Cannot write the package sources of the driver: No space left .*socle-nvid"
+    ):
+        settle(fake, Web(**{"cuda-archive-keyring__gpg": KEYRING}))
+    assert not [path for path in (fake.root / "etc").rglob("*") if path.is_file()]

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._errors import PackageError
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, PackageError
 from ansible_collections.socle.inference.plugins.module_utils._packages import apt
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_exact import NEWEST, Wanted, install, remove
 from ansible_collections.socle.inference.plugins.module_utils._packages.apt_source import AptRepository, AptSource
@@ -494,3 +496,27 @@ def test_no_message_of_a_source_shows_the_password_of_its_address(commands: Comm
         AptSource(commands, Files(), tmp_path, Web()).present(source)
     told.append(f"{caught.value} {caught.value.fields}")
     assert all("mirror.example" in text and "secret" not in text for text in told)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_source_that_cannot_be_written_whole_is_not_there(
+    number: int, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "etc/apt/sources.list.d/nvidia-docker.list"
+    old.parent.mkdir(parents=True)
+    old.write_text("deb https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n")
+    source = AptSource(commands, Files(), tmp_path, lambda _url: KEY)
+    real, written = os.fsync, 0
+
+    def fill_up(handle: int) -> None:
+        nonlocal written
+        written += str(tmp_path / "etc") in str(Path(f"/proc/self/fd/{handle}").readlink())
+        if written == number:
+            written += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(EngineError, match="Cannot write the package source nvidia-container-toolkit: No space left"):
+        source.present(replace(TOOLKIT, expect={}))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
