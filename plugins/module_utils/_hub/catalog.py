@@ -83,8 +83,11 @@ def list_repositories(root: Path, warnings: list[str]) -> list[RepoStore]:
     found = []
     for hub in _folders(inner, warnings) if inner else ():
         for folder in _folders(hub, warnings):
-            if all(not (folder / name).is_symlink() for name in ("rev", "stage", "manifest", "lock")):
-                found.append(RepoStore.at(root, hub.name, folder.name))
+            store = RepoStore.at(root, hub.name, folder.name)
+            if store is None:
+                warnings.append(f"{folder} is no folder of a model: it is left alone")
+            elif all(not (folder / name).is_symlink() for name in ("rev", "stage", "manifest", "lock")):
+                found.append(store)
             else:
                 warnings.append(f"{folder} holds a symbolic link in place of a folder of the store: it is left alone")
     return found

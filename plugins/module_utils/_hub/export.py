@@ -26,8 +26,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.directory imp
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import BUFFER_BYTES, hash_file
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import GIB, existing
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import REPO
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore, sync_folder
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -140,7 +140,9 @@ def export_snapshot(order: Order, progress: Progress) -> dict[str, Any]:
 def _find(order: Order) -> tuple[RepoStore, Manifest]:
     check_root(order.store)
     if not REPO.fullmatch(order.repo):
-        raise StoreError(f"repo must be organisation/name, found {order.repo[:120]!r}")
+        raise StoreError(f"repo must be {REPO_RULE}, found {order.repo[:120]!r}")
+    if order.revision is not None and not REVISION.fullmatch(order.revision):
+        raise StoreError(f"revision must be a branch, a tag or a commit, found {order.revision[:120]!r}")
     store = RepoStore(order.store, order.hub, order.repo)
     if order.revision:
         manifest = store.known(order.revision, store.read_ledger())

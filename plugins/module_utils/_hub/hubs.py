@@ -7,12 +7,12 @@ from __future__ import annotations
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub import huggingface, modelscope
 from ansible_collections.socle.inference.plugins.module_utils._hub.directory import DirectoryHub
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import SOURCES
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Access, Client
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-SOURCES = ("modelscope", "huggingface", "directory")
 DEFAULT_REVISION = {"modelscope": "master", "huggingface": "main", "directory": "master"}
 
 

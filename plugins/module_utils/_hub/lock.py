@@ -21,8 +21,8 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, REVISION, folder_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import REPO, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
 MOVED = ("refuse", "keep", "accept")
@@ -47,16 +47,20 @@ class LockRequest:
 def lock_location(inventory_dir: str | None, source: str, repo: str, revision: str) -> Path | None:
     """Where the lock of a revision is; raises HubError for names that cannot be."""
     if not REPO.fullmatch(repo):
-        raise HubError(f"repo must be organisation/name, found {repo[:120]!r}")
+        raise HubError(f"repo must be {REPO_RULE}, found {repo[:120]!r}")
     if not REVISION.fullmatch(revision):
         raise HubError(f"revision must be a branch, a tag or a commit, found {revision[:120]!r}")
     if not inventory_dir:
         return None
     encoded = urllib.parse.quote(revision, safe="")
-    name = f"{repo.replace('/', '--')}@{encoded}"
+    name = f"{folder_of(repo)}@{encoded}"
     if len(name) > MAX_NAME_BYTES:
         name = f"{name[: MAX_NAME_BYTES - 17]}-{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
     return Path(inventory_dir) / ".socle" / "locks" / source / f"{name}.json"
+
+
+class UnreachableFromHost(HubUnreachable):
+    """The hub cannot be reached from one of the hosts; another one may have a way to it."""
 
 
 class Memo:
@@ -81,13 +85,16 @@ class Memo:
         with self.locked():
             self._write({"manifest": manifest.dumps()})
 
-    def ask(self, question: Callable[[], Manifest]) -> Manifest:
-        """The answer to *question*, or to the same one before; raises HubError as it did."""
+    def ask(self, question: Callable[[], Manifest], keep_host_failure: bool = True) -> Manifest:
+        """The answer to *question*, or to the same one before; raises HubError as it did. That one host does not reach
+        the hub is remembered only with *keep_host_failure*."""
         known = self._read()
         if known is None:
             try:
                 known = {"manifest": question().dumps()}
             except HubError as error:
+                if isinstance(error, UnreachableFromHost) and not keep_host_failure:
+                    raise
                 unreachable = isinstance(error, HubUnreachable)
                 known = {"error": str(error), "unreachable": unreachable, "fields": error.fields}
             self._write(known)
@@ -130,8 +137,10 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> di
     def question() -> Manifest:
         return dataclasses.replace(make_hub().resolve(request.repo, request.revision), requested=request.revision)
 
+    # Where there is a lock to fall back on, one host's long wait for a hub behind no route is enough.
+    keep = locked is not None and request.moved != "accept"
     try:
-        found = memo.ask(question)
+        found = memo.ask(question, keep_host_failure=keep)
     except HubError as error:
         if locked and (isinstance(error, HubUnreachable) or request.moved == "keep"):
             return _result(request, locked, warning=f"{error}; the lock {request.location} is used: {_named(locked)}")
@@ -149,15 +158,16 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> di
 
 def _moved(request: LockRequest, locked: Manifest, found: Manifest) -> dict[str, Any]:
     changed = _changed_paths(locked, found)
+    total = len({file.path for manifest in (locked, found) for file in manifest.files})
     shown = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
     what = (
         f"{request.repo} at {request.revision} has moved: the lock {request.location} holds {_named(locked)} of "
-        f"{locked.created}, the hub has {_named(found)}; {len(changed)} of {len(found.files)} files differ ({shown})"
+        f"{locked.created}, the hub has {_named(found)}; {len(changed)} of {total} files differ ({shown})"
     )
     if locked.commit and locked.commit == found.commit:
         what = (
             f"The hub lists other files for commit {locked.commit} of {request.repo} than the lock {request.location}, "
-            f"which a hub never should: {len(changed)} of {len(found.files)} files differ ({shown})"
+            f"which a hub never should: {len(changed)} of {total} files differ ({shown})"
         )
     if request.moved == "keep":
         return _result(request, locked, warning=f"{what}; the lock is used", moved=True)

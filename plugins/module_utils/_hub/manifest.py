@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files, is_commit
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REVISION, SOURCES
 
 SCHEMA = 1
 ID_DIGITS = 12
@@ -88,10 +89,30 @@ def loads(text: str) -> Manifest:
             files=files,
             created=document["created"],
         )
-        if manifest.commit is not None and not is_commit(manifest.commit):
-            raise StoreError("a manifest names a commit that is no commit")
+        _check_names(manifest)
         if manifest.content_id != document["content_id"]:
             raise StoreError("a manifest does not match its own content id")
+    except RecursionError as error:
+        raise StoreError("a manifest is damaged: it is nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError, HubError) as error:
         raise StoreError(f"a manifest is damaged: {error}") from error
     return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raise StoreError for a name that no path may hold: a manifest travels on disks and in repositories."""
+    if manifest.hub not in SOURCES:
+        raise StoreError(f"a manifest names the hub {_shown(manifest.hub)}, expected one of {', '.join(SOURCES)}")
+    if not isinstance(manifest.repo, str) or not REPO.fullmatch(manifest.repo):
+        raise StoreError(f"a manifest names the repository {_shown(manifest.repo)}, expected organisation/name")
+    if not isinstance(manifest.requested, str) or not REVISION.fullmatch(manifest.requested):
+        raise StoreError(f"a manifest names the revision {_shown(manifest.requested)}, which is none")
+    if manifest.commit is not None and not is_commit(manifest.commit):
+        raise StoreError("a manifest names a commit that is no commit")
+    for name, value in (("commit_from", manifest.commit_from), ("created", manifest.created)):
+        if not isinstance(value, str):
+            raise StoreError(f"a manifest has {name} {_shown(value)}, expected a text")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:120]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.gc import rec
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import LINK, REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
     Allowed,
@@ -56,10 +56,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.structure imp
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-REPO = re.compile(rf"{PART}/{PART}")
-LINK = re.compile(PART)
-REVISION = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]{1,200}")
 SHOWN_FILES = 100
 DIRECTORY = "directory"
 
@@ -633,7 +629,7 @@ def ensure_snapshot(
     of every file that can be served on; whoever made it closes it.
     """
     if not REPO.fullmatch(request.repo):
-        raise HubError(f"repo must be organisation/name, found {request.repo[:120]!r}")
+        raise HubError(f"repo must be {REPO_RULE}, found {request.repo[:120]!r}")
     if not REVISION.fullmatch(request.revision):
         raise HubError(f"revision must be a branch, a tag or a commit, found {request.revision[:120]!r}")
     if request.link is not None and not LINK.fullmatch(request.link):

@@ -36,6 +36,13 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.hashing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger, load_ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import (
+    REPO,
+    REPO_RULE,
+    SOURCES,
+    folder_of,
+    repo_of,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.owner import (
     describe_owner,
     own_identity,
@@ -89,28 +96,25 @@ class Inspection:
 
 
 class RepoStore:
-    """The part of the store that belongs to one repository."""
+    """The part of the store that belongs to one repository. Raises StoreError for names that would leave the store."""
 
     def __init__(self, root: Path, hub: str, repo: str) -> None:
+        if hub not in SOURCES:
+            raise StoreError(f"the store keeps models of {', '.join(SOURCES)}, and none of {hub[:120]!r}")
+        if not REPO.fullmatch(repo):
+            raise StoreError(f"repo must be {REPO_RULE}, found {repo[:120]!r}")
         self.root = root
         self.hub = hub
         self.repo = repo
-        self.base = root / ".store" / hub / repo.replace("/", "--")
+        self.base = root / ".store" / hub / folder_of(repo)
         self.stage = self.base / "stage"
         self.rejected = self.stage / "rejected"
 
     @classmethod
-    def at(cls, root: Path, hub: str, folder: str) -> RepoStore:
-        """The repository in <root>/.store/<hub>/<folder>, named by one of its manifests, else after the folder."""
-        store = cls(root, hub, folder)
-        store.repo = folder.replace("--", "/", 1)
-        for place in sorted(store.base.glob("manifest/*.json")):
-            with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
-                named = loads(place.read_text(encoding="utf-8")).repo
-                if named.replace("/", "--") == folder:
-                    store.repo = named
-                    break
-        return store
+    def at(cls, root: Path, hub: str, folder: str) -> RepoStore | None:
+        """The repository in <root>/.store/<hub>/<folder>; None where that is no folder of a repository."""
+        repo = repo_of(folder)
+        return cls(root, hub, repo) if repo and hub in SOURCES else None
 
     def revision(self, snapshot: str) -> Path:
         return self.base / "rev" / snapshot

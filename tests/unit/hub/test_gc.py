@@ -277,6 +277,15 @@ def test_nothing_outside_the_inner_folder_is_touched(
     assert any("symbolic link" in warning for warning in result["warnings"])
 
 
+def test_a_folder_of_no_model_is_left_alone(publish: Publish, store: Path, rules: Rules) -> None:
+    publish(1)
+    foreign = base(store).parent / "lost+found"
+    foreign.mkdir()
+    result = run(store, rules)
+    assert any("is no folder of a model" in warning for warning in result["warnings"])
+    assert list(foreign.iterdir()) == []
+
+
 def test_links_in_a_revision_are_removed_and_not_followed(
     publish: Publish, store: Path, rules: Rules, tmp_path: Path
 ) -> None:

@@ -123,6 +123,44 @@ def test_a_manifest_survives_its_file_and_changes_to_it_do_not() -> None:
             loads(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hub", "/etc"),
+        ("hub", "../.."),
+        ("hub", "elsewhere"),
+        ("hub", ["modelscope"]),
+        ("repo", "../../etc/cron.d"),
+        ("repo", "/etc/cron.d"),
+        ("repo", "Org/Model/.."),
+        ("repo", "Org--Model/x"),
+        ("repo", "Org"),
+        ("repo", None),
+        ("requested", "a b"),
+        ("requested", ""),
+        ("requested", 7),
+        ("commit", "abc"),
+        ("commit", 7),
+        ("commit_from", None),
+        ("created", 7),
+        ("created", {}),
+    ],
+)
+def test_a_manifest_with_names_that_no_path_may_hold_is_refused(name: str, value: Any) -> None:
+    manifest = Manifest("modelscope", "Org/Model", "master", None, "none", (ModelFile("a", 1, SHA),), "2026-11-30")
+    document = json.loads(manifest.dumps())
+    place = document if name == "created" else document["source"]
+    assert name in place
+    place[name] = value
+    with pytest.raises(StoreError, match=r"a manifest (names|has|is damaged)"):
+        loads(json.dumps(document))
+
+
+def test_a_manifest_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(StoreError, match="nested too deeply"):
+        loads("[" * 100_000 + "]" * 100_000)
+
+
 def tensor_file(header: Any, data: int, length: int | None = None) -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + bytes(data)

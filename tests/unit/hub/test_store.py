@@ -109,6 +109,42 @@ def test_a_manifest_with_other_files_for_a_known_commit_is_refused(ensure: Ensur
     assert set(contents(base(store) / "rev" / manifest.id)) == {file.path for file in manifest.files}
 
 
+@pytest.mark.parametrize(
+    ("hub", "repo"),
+    [
+        ("/etc", "Org/Model"),
+        ("..", "Org/Model"),
+        ("", "Org/Model"),
+        ("modelscope", "../../x"),
+        ("modelscope", "Org/Model/../../x"),
+        ("modelscope", "Org"),
+        ("modelscope", "Org--Model/x"),
+        ("modelscope", "Org-/x"),
+    ],
+)
+def test_a_store_refuses_names_that_would_leave_it_or_name_two_models(tmp_path: Path, hub: str, repo: str) -> None:
+    with pytest.raises(StoreError, match=r"the store keeps models of|repo must be organisation/name"):
+        store.RepoStore(tmp_path, hub, repo)
+
+
+def test_a_manifest_from_elsewhere_publishes_nothing_outside_the_store(
+    ensure: Ensure, lock: Lock, store: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreError, match="the store keeps models of"):
+        ensure(manifest=replace(lock(), hub=str(tmp_path / "outside")))
+    assert not (tmp_path / "outside").exists()
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("repo", ["Qwen/Qwen3-8B", "Org/Model--v2", "Org/a-", "O.r_g/a.b"])
+def test_a_folder_names_one_repository_alone(tmp_path: Path, repo: str) -> None:
+    found = store.RepoStore(tmp_path, "modelscope", repo)
+    assert found.base == tmp_path / ".store" / "modelscope" / repo.replace("/", "--")
+    again = store.RepoStore.at(tmp_path, "modelscope", found.base.name)
+    assert again
+    assert again.repo == repo
+
+
 def test_origins_that_are_given_are_used_instead_of_the_hub(
     ensure: Ensure, folder: Path, hub: HubSimulator, lock: Lock
 ) -> None:
