@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import D
 from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     LockRequest,
     Memo,
+    UnreachableFromHost,
     ensure_lock,
     lock_location,
 )
@@ -68,8 +69,10 @@ class ActionModule(ActionBase):
 class _Asked:
     """A hub as the controller sees it, or the host where the controller does not."""
 
-    def __init__(self, action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any]) -> None:
+    def __init__(self, action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], own: Memo) -> None:
+        """*own* remembers what the controller's own try came to, so that it is made once for all hosts."""
         self._action = action
+        self._own = own
         self._args = args
         self._task_vars = task_vars
 
@@ -84,7 +87,7 @@ class _Asked:
         here = args["source"] != "directory" and not (args["ca_file"] and not Path(args["ca_file"]).exists())
         if args["ask_from"] == "auto" and here:
             try:
-                return make_hub(**options, policy=BRIEF).resolve(repo, revision)
+                return self._own.ask(lambda: make_hub(**options, policy=BRIEF).resolve(repo, revision))
             except HubUnreachable as error:
                 failure = error
         result = self._action._execute_module(
@@ -97,7 +100,7 @@ class _Asked:
         message = f"{result.get('msg', 'no answer')} (asked from {self._task_vars.get('inventory_hostname')})"
         if failure:
             message += f", and from the controller: {failure}"
-        raise (HubUnreachable if result.get("hub_unreachable") else HubError)(message)
+        raise (UnreachableFromHost if result.get("hub_unreachable") else HubError)(message)
 
 
 def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -113,16 +116,15 @@ def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any
         check=check,
     )
     # Every process of a run has the same temporary folder, which ends with the run.
-    memo = Memo(
-        Path(constants.DEFAULT_LOCAL_TMP),
-        json.dumps([source, args["endpoint"], args["path"], args["repo"], revision, str(location)]),
-    )
+    folder = Path(constants.DEFAULT_LOCAL_TMP)
+    key = [source, args["endpoint"], args["path"], args["repo"], revision, str(location)]
+    memo, own = Memo(folder, json.dumps(key)), Memo(folder, json.dumps([*key, "controller"]))
     if args["manifest"]:
         given = loads(json.dumps(args["manifest"]))
         if given.repo != args["repo"]:
             raise HubError(f"the manifest describes {given.repo}, but {args['repo']} is to be locked")
         memo.tell(dataclasses.replace(given, requested=revision))
-    return ensure_lock(request, lambda: _Asked(action, args, task_vars), memo)
+    return ensure_lock(request, lambda: _Asked(action, args, task_vars, own), memo)
 
 
 def _tell(ended: threading.Event, host: str, repo: str) -> None:

@@ -20,9 +20,12 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import m
 from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     LockRequest,
     Memo,
+    UnreachableFromHost,
     ensure_lock,
     lock_location,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
@@ -131,6 +134,15 @@ def test_a_moved_branch_is_refused_with_both_commits_and_the_ways_on(
         assert part in sentence
     assert f"pin revision: {old}" in sentence
     assert texts(inventory) == before
+
+
+def test_files_that_are_gone_count_among_those_that_differ(lock: Lock, folder: Path) -> None:
+    lock()
+    gone = sorted(place.name for place in folder.iterdir() if place.is_file())[:2]
+    for name in gone:
+        (folder / name).unlink()
+    with pytest.raises(HubError, match="2 of 6 files differ"):
+        lock()
 
 
 def test_a_moved_branch_can_be_kept_and_be_accepted(lock: Lock, inventory: Path, move: Callable[[], None]) -> None:
@@ -256,6 +268,34 @@ def test_many_hosts_wait_for_a_dead_hub_once(lock: Lock, hub: HubSimulator) -> N
         with pytest.raises(HubUnreachable, match="status 503"):
             lock(run="one")
     assert len(hub.requests) == FAST.list_attempts
+
+
+@pytest.mark.parametrize("moved", ["refuse", "accept"])
+def test_a_host_without_a_way_to_the_hub_does_not_answer_for_the_next(
+    inventory: Path, tmp_path: Path, hub: HubSimulator, moved: str
+) -> None:
+    place = lock_location(str(inventory), "modelscope", "Org/Model", "master")
+    request = LockRequest("Org/Model", "master", place, moved=moved)
+    asked = []
+
+    class CutOff:
+        def resolve(self, repo: str, revision: str) -> Manifest:
+            asked.append(repo)
+            raise UnreachableFromHost("no route")
+
+    def near() -> Hub:
+        return make_hub(endpoint=hub.url, proxy="", policy=FAST)
+
+    with pytest.raises(HubUnreachable, match="no route"):
+        ensure_lock(request, CutOff, Memo(tmp_path / "one", ""))
+    locked = ensure_lock(request, near, Memo(tmp_path / "one", ""))
+    assert locked["changed"]
+    for _host in range(2):
+        found = ensure_lock(request, CutOff, Memo(tmp_path / "two", ""))
+        assert found["content_id"] == locked["content_id"]
+        assert "no route" in found["warnings"][0]
+    # With a lock, one long wait is enough, unless what the hub has now is to be taken.
+    assert len(asked) == (2 if moved == "refuse" else 3)
 
 
 def test_two_runs_at_once_agree(lock: Lock, hub: HubSimulator, inventory: Path) -> None:
@@ -409,6 +449,22 @@ def test_a_host_is_asked_where_the_controller_has_no_way_to_the_hub(
     nowhere = play("--limit", "gpu0", hub="http://hub.invalid")
     assert nowhere.returncode == 2
     assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in nowhere.stdout
+
+
+def test_every_host_is_asked_until_one_reaches_the_hub_and_the_controller_once(
+    play: Callable[..., subprocess.CompletedProcess[str]], hub: HubSimulator, inventory: Path
+) -> None:
+    ways = {"gpu1": {"http_proxy": hub.url}}
+    there = "{{ " + str(ways) + "[inventory_hostname] | default({}) }}"
+    done = play("--limit", "gpu0,gpu1", "-f", "1", hub="http://hub.invalid", there=there)
+    assert done.returncode == 2
+    assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in done.stdout
+    assert (inventory / ".socle/locks/modelscope/Org--Model@master.json").is_file()
+    shutil.rmtree(inventory / ".socle")
+    hub.reset()
+    hub.add_rule(path="/repo/files", status=503, count=-1)
+    assert play("--limit", "gpu0,gpu1").returncode == 2
+    assert len(hub.requests) == 1 + 2 * Policy().list_attempts
 
 
 def test_a_manifest_from_elsewhere_is_taken_for_the_hub_s_answer(
