@@ -21,7 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.meter import Cancelled, Meter
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Back, NotYet, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.parts import BUFFER_BYTES, Part, Segment
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
     NETWORK_ERRORS,
@@ -87,6 +87,9 @@ class _Standing:
     mark: int = 0
     """Bytes of the file at the last progress."""
     failing_since: float | None = None
+    waiting_since: float | None = None
+    waited_at: tuple[int, str | None] | None = None
+    """Bytes of the file, and the progress of the origin itself, when the waiting began."""
     verdict: HubError | None = None
     """Why it is asked no more."""
 
@@ -157,6 +160,7 @@ class _Fetch:
         raise type(last)(f"{last}; before that: {others}", **last.fields)
 
     def _try(self, standing: _Standing) -> None:
+        began = time.monotonic()
         try:
             with self.meter.receiving(standing.origin.ranges and not standing.no_ranges):
                 self._pull(standing)
@@ -176,10 +180,10 @@ class _Fetch:
                 )
         except _Refused as error:
             self._give_up(standing, error.error)
-        except NotYet:
-            # It has waited itself, and it lives: nothing to count, only to ask again.
-            standing.failing_since = None
-            self._poll()
+        except Back as error:
+            self._take_back(str(error))
+        except NotYet as error:
+            self._waited(standing, error.progress, began)
         except _Interrupted as error:
             self._interrupted(standing, error)
 
@@ -192,6 +196,41 @@ class _Fetch:
         if following is not None:
             self.meter.ailing.add(standing.origin.host)
             self.meter.note(f"{verdict}; went on with {following.origin.host}")
+
+    def _waited(self, standing: _Standing, progress: str | None, began: float) -> None:
+        """The origin lives and has no more yet: ask it again, as long as it, or what it waits for, gets on."""
+        origin, policy, now = standing.origin, standing.origin.policy, time.monotonic()
+        standing.failing_since = None
+        state = (self.part.received, progress)
+        if standing.waiting_since is None or state != standing.waited_at:
+            standing.waiting_since, standing.waited_at = now, state
+        # One that let another file down already gets less of this.
+        bound_s = policy.stall_s if origin.host in self.meter.ailing else policy.not_yet_s
+        if now - standing.waiting_since >= bound_s:
+            self._give_up(
+                standing,
+                HubError(
+                    f"{origin.host} answers, but has had no more of {self.file.path} for {bound_s:g} s, and nothing "
+                    "came for itself either: look at its job there; a rerun goes on where it ended",
+                    file=self.file.path,
+                    host=origin.host,
+                ),
+            )
+            return
+        self._poll()
+        # Refused at once, as by one with too many connections.
+        if now - began < LAN_RETRY_S:
+            self._pause(standing, LAN_RETRY_S)
+
+    def _take_back(self, reason: str) -> None:
+        """Ask neighbours that were given up again, but for those that sent what is wrong."""
+        for other in self.standings:
+            if other.origin.kind == "lan" and other.mismatches < other.origin.policy.hash_tries:
+                other.verdict = other.failing_since = other.waiting_since = None
+                other.failures = 0
+                self.meter.ailing.discard(other.origin.host)
+        self.meter.note(f"{self.file.path}: {reason}")
+        self._poll()
 
     def _interrupted(self, standing: _Standing, error: _Interrupted) -> None:
         """Count the failure, and wait before the next try; or give the origin up."""
@@ -212,7 +251,8 @@ class _Fetch:
         else:
             patient = standing.failures < policy.failures
             pause = min(policy.backoff_s * 2 ** (standing.failures - 1), policy.backoff_max_s)
-            pause = pause * random.uniform(0.5, 1.0) if error.pause_s is None else error.pause_s
+            # What a server asks for is no less than that: with "Retry-After: 0" all tries would be gone at once.
+            pause = max(pause * random.uniform(0.5, 1.0), error.pause_s or 0.0)
         if patient:
             self._pause(standing, pause)
             return
@@ -362,7 +402,7 @@ class _Fetch:
             self.meter.sources.add(source)
             self.meter.source = source
             self.contributors.add(origin.host)
-            self._copy(standing, response, segment, number)
+            self._copy(standing, response, segment, source, number)
 
     def _judge_status(self, standing: _Standing, error: urllib.error.HTTPError, number: int) -> Exception:
         """What a refusal means: wrong content, the end of this origin, or only of this try."""
@@ -443,7 +483,7 @@ class _Fetch:
         if etag and etag != known:
             self.part.note_etag(source, etag)
 
-    def _copy(self, standing: _Standing, response: Any, segment: Segment, number: int) -> None:
+    def _copy(self, standing: _Standing, response: Any, segment: Segment, source: str, number: int) -> None:
         """Read until the segment is complete. Small reads on slow links keep progress and stalls visible."""
         origin, policy = standing.origin, standing.origin.policy
         buffer: memoryview | None = None
@@ -475,9 +515,12 @@ class _Fetch:
                     fast = sample_bytes >= sample_s * FAST_BYTES_PER_S
                     sample_s, sample_bytes = 0.0, 0
                 if now - window_start >= policy.slow_window_s:
-                    if window_bytes < policy.slow_bytes_per_s * (now - window_start):
-                        reason = f"stalled at {window_bytes / (now - window_start):.0f} bytes per second"
-                        self.meter.note(f"{self.file.path} from {origin.host}: {reason}, the connection was made anew")
+                    span_s = now - window_start
+                    if window_bytes < policy.slow_bytes_per_s * span_s:
+                        reason = f"stalled at {window_bytes / span_s:.0f} bytes per second over the last {span_s:.3g} s"
+                        self.meter.note(
+                            f"{self.file.path} from {source}: {reason}; switched to a new connection to {origin.host}"
+                        )
                         raise _Interrupted(reason)
                     window_start, window_bytes = now, 0
                 if not number:

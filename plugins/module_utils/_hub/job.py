@@ -290,7 +290,8 @@ class Job:
         hub = hub_of(self.spec)
         serve = self.spec.get("relay")
         if serve:
-            self.relay = Relay(self.shelf, serve["address"], [serve["token"]])
+            limits = Limits(connections=star_connections(policy_of(self.spec).connections))
+            self.relay = Relay(self.shelf, serve["address"], [serve["token"]], limits)
             self.status.note(address=self.relay.address, port=self.relay.port)
         self.status.update("waiting to begin")
         self.status.tick()

@@ -58,19 +58,29 @@ def choose_address(
     default: Callable[[], str | None] = default_address,
 ) -> str:
     """*wanted*, else *connected_by* (what the inventory connects to) where it is an address of this host, else that of
-    the default route. Raises HubError where there is none."""
+    the default route. Raises HubError where there is none, and for a public one that nobody asked for."""
     if wanted:
         check_address(wanted)
         return wanted
-    if connected_by and _is_lan(connected_by) and own(connected_by):
+    if connected_by and _is_lan(connected_by) and not _is_public(connected_by) and own(connected_by):
         return connected_by
     found = default()
+    if found is not None and _is_public(found):
+        raise HubError(
+            f"the models would be served to the neighbours at {found}, which is a public address of this host: set "
+            "model_store_lan_address to its address in the private network, or to this one if it is behind a firewall"
+        )
     if found is None:
         raise HubError(
             "this host has no default route and not just one address, so it is not known how its neighbours reach it: "
-            "set lan_address for it"
+            "set model_store_lan_address for it"
         )
     return found
+
+
+def _is_public(address: str) -> bool:
+    """Whether the whole internet can reach *address*, as far as it goes by the address."""
+    return ipaddress.ip_address(address).is_global
 
 
 def _is_lan(text: str) -> bool:

@@ -20,6 +20,15 @@ class NotYet(OSError):
     A neighbour raises it from open_file() or from reading, at most every few seconds; it has waited already.
     """
 
+    def __init__(self, message: str, progress: str | None = None) -> None:
+        """*progress* changes as long as the origin itself gets on; None where it does not say."""
+        super().__init__(message)
+        self.progress = progress
+
+
+class Back(NotYet):
+    """An origin that comes before this one, and was given up, answers again: it is to be asked instead."""
+
 
 class Origin(Protocol):
     """One place that holds the files of one manifest."""

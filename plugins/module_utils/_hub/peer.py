@@ -17,7 +17,11 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
-from ansible_collections.socle.inference.plugins.module_utils._hub.relay import STATE_HEADER, WAITING
+from ansible_collections.socle.inference.plugins.module_utils._hub.relay import (
+    PROGRESS_HEADER,
+    STATE_HEADER,
+    WAITING,
+)
 
 CONNECT_S = 3.0
 READ_S = 15.0
@@ -75,7 +79,8 @@ class Peer:
         if response.status >= 400:
             response.close()
             if response.headers.get(STATE_HEADER) == WAITING:
-                raise NotYet(f"{self.host} has no more of {file.path} yet")
+                progress = response.headers.get(PROGRESS_HEADER)
+                raise NotYet(f"{self.host} has no more of {file.path} yet", progress)
             raise urllib.error.HTTPError(self._url(file.path), response.status, response.reason, response.headers, None)
         with self._lock:
             self._tags[file.path] = response.headers.get("ETag") or ""
@@ -95,7 +100,19 @@ class Peer:
         except (OSError, http.client.HTTPException) as error:
             return str(getattr(error, "strerror", None) or error or type(error).__name__)
         response.close()
-        return None if response.status == 200 else f"status {response.status}"
+        # One that is busy is there.
+        reached = response.status == 200 or response.headers.get(STATE_HEADER) == WAITING
+        return None if reached else f"status {response.status}"
+
+    def is_heard(self, file: ModelFile) -> bool | None:
+        """Whether the relay answers anything; None where its host does, and nothing listens there any more."""
+        try:
+            self._request("HEAD", file.path, {"Authorization": f"Bearer {self._token}"}).close()
+        except ConnectionRefusedError:
+            return None
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
 
     def _url(self, path: str) -> str:
         return "/" + urllib.parse.quote(path)

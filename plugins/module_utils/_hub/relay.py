@@ -10,11 +10,13 @@ with If-Range gets it from its start. A request for more than there is waits Lim
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import ipaddress
 import os
 import re
+import resource
 import secrets
 import socket
 import stat
@@ -29,8 +31,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
 
 STATE_HEADER = "X-Socle-State"
+PROGRESS_HEADER = "X-Socle-Progress"
 WAITING = "waiting"
 ENDED = "ended"
+STAR_HOSTS = 64
+"""Hosts that take from one where their own neighbours cannot be reached; more of them wait for each other."""
+OWN_FILES = 256
+"""Of the process besides: its own download, and connections that have shown no token yet."""
 SEND_BYTES = 4 << 20
 """Between two looks at the generation; what is sent of a file that starts over is at most this."""
 RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
@@ -53,8 +60,11 @@ REASONS = {
 class Limits:
     """What a relay puts up with."""
 
-    connections: int = 64
-    """At once; 15 neighbours with 4 connections each, and some."""
+    connections: int = 256
+    """At once, of neighbours; see star_connections()."""
+    strangers: int = 128
+    """Connections at once that have shown no token yet."""
+    strangers_per_address: int = 16
     header_s: float = 5.0
     """For the whole request: a client that sends one byte at a time is cut off as well."""
     header_bytes: int = 8192
@@ -91,6 +101,7 @@ class Relay:
         self._tokens = [token.encode() for token in tokens]
         self._nonce = secrets.token_hex(6)
         self._slots = threading.BoundedSemaphore(self._limits.connections)
+        self._strangers: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._used = time.monotonic()
@@ -124,29 +135,45 @@ class Relay:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection, _client = self._listener.accept()
+                connection, client = self._listener.accept()
             except OSError:
                 if self._closed:
                     return
                 # Out of descriptors, or a client that was gone at once.
                 time.sleep(0.1)
                 continue
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
             with self._lock:
                 if self._closed:
                     connection.close()
                     return
-                self._open.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="relay", daemon=True).start()
+                full = self._strangers[client[0]] >= self._limits.strangers_per_address
+                full = full or sum(self._strangers.values()) >= self._limits.strangers
+                if not full:
+                    self._strangers[client[0]] += 1
+                    self._open.add(connection)
+            if full:
+                self._turn_away(connection)
+                continue
+            threading.Thread(target=self._serve, args=(connection, client[0]), name="relay", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _turn_away(self, connection: socket.socket) -> None:
+        """Tell a client to come again, without waiting for its request."""
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.sendall(_head(503, {STATE_HEADER: WAITING, "Content-Length": "0"}))
+            connection.shutdown(socket.SHUT_WR)
+            # What was read is not answered by a reset, which may overtake the answer.
+            connection.recv(self._limits.header_bytes)
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
         try:
             with connection, contextlib.suppress(OSError):
                 try:
-                    wanted = _read_request(connection, self._limits)
-                    self._check_token(wanted)
+                    try:
+                        wanted = _read_request(connection, self._limits)
+                        self._check_token(wanted)
+                    finally:
+                        self._forget_stranger(address)
                     self._answer(connection, wanted)
                 except _Refused as refused:
                     connection.settimeout(self._limits.header_s)
@@ -154,7 +181,12 @@ class Relay:
         finally:
             with self._lock:
                 self._open.discard(connection)
-            self._slots.release()
+
+    def _forget_stranger(self, address: str) -> None:
+        with self._lock:
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
 
     def _check_token(self, wanted: _Wanted) -> None:
         kind, _blank, token = wanted.headers.get("authorization", "").partition(" ")
@@ -172,16 +204,25 @@ class Relay:
         known = self._shelf.files.get(wanted.path)
         if known is None:
             raise _Refused(404)
-        generation = known.generation
-        offset, end, partial = self._read_range(wanted, known)
         if wanted.method == "HEAD":
+            offset, end, partial = self._read_range(wanted, known)
             connection.sendall(_head(206 if partial else 200, self._describe(known, offset, end, partial)))
             return
+        if not self._slots.acquire(timeout=self._limits.hold_s):
+            raise self._waiting()
+        try:
+            self._send_file(connection, wanted, known)
+        finally:
+            self._slots.release()
+
+    def _send_file(self, connection: socket.socket, wanted: _Wanted, known: Growing) -> None:
+        generation = known.generation
+        offset, end, partial = self._read_range(wanted, known)
         file, descriptor = self._open_file(known, offset)
         try:
             if file.generation != generation and partial and "if-range" in wanted.headers:
                 # It started over just now: asked again, it is sent from its start.
-                raise _Refused(503, **{STATE_HEADER: WAITING})
+                raise self._waiting()
             headers = self._describe(file, offset, end, partial)
             _limit_sending(connection, self._limits.send_s)
             connection.sendall(_head(206 if partial else 200, headers))
@@ -189,6 +230,9 @@ class Relay:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def _waiting(self) -> _Refused:
+        return _Refused(503, **{STATE_HEADER: WAITING, PROGRESS_HEADER: self._shelf.progress()})
 
     def _read_range(self, wanted: _Wanted, file: Growing) -> tuple[int, int, bool]:
         """First byte, end, and whether that is less than was asked of the whole file."""
@@ -234,7 +278,10 @@ class Relay:
             elif self._shelf.closed:
                 raise _Refused(410, **{STATE_HEADER: ENDED})
             if time.monotonic() >= until or self._closed:
-                raise _Refused(503, **{STATE_HEADER: WAITING})
+                # What is complete and cannot be opened was removed, or is damaged: it will not come back by waiting.
+                if file is not None and file.proven:
+                    raise _Refused(410, **{STATE_HEADER: ENDED})
+                raise self._waiting()
             # It is just being moved to its final place.
             time.sleep(0.05)
 
@@ -250,6 +297,19 @@ class Relay:
                 return
             offset += count
             self._used = time.monotonic()
+
+
+def star_connections(per_neighbour: int) -> int:
+    """How many connections a host serves at once that STAR_HOSTS others all take from, as far as the process may open
+    so many files: each takes a socket and a file."""
+    wanted = STAR_HOSTS * per_neighbour
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = 2 * wanted + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < need:
+        soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = min(wanted, max(per_neighbour, (soft - OWN_FILES) // 2))
+    return wanted
 
 
 def check_address(address: str) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import subprocess
@@ -18,6 +19,8 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import parts
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import Cancelled, HashMismatch
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet
 
 from tests.simulators.hub.server import HubSimulator
 from tests.unit.hub.downloads import MIB, NAME, QUICK, STORAGE, Bench, Origin, publish
@@ -130,6 +133,15 @@ def test_a_busy_server_is_given_the_time_it_asks_for(bench: Bench, data: bytes) 
     assert sum(slept) >= 0.5
 
 
+def test_a_busy_server_that_asks_for_no_pause_gets_one_nevertheless(bench: Bench, data: bytes) -> None:
+    slept: list[float] = []
+    origin = Origin(bench.hub, replace(bench.policy, backoff_s=0.02, backoff_max_s=1))
+    origin.sleep = slept.append
+    bench.hub.add_rule(path=STORAGE, status=429, retry_after=0, count=7)
+    assert bench.fetch([origin]) == data
+    assert sum(slept) >= 0.02 * (2**7 - 1) / 2, "the pauses double"
+
+
 def test_silence_is_a_stall_and_the_next_try_goes_on(bench: Bench, data: bytes) -> None:
     bench.hub.add_rule(path=STORAGE, drop_after=MIB)
     bench.hub.add_rule(path=STORAGE, delay_s=3, skip=1)
@@ -147,7 +159,13 @@ def test_a_trickle_is_a_stall_and_a_person_is_told(bench: Bench, data: bytes) ->
     bench.hub.add_rule(path=STORAGE, bytes_per_s=20_000)
     assert bench.fetch(slow_window_s=0.3, slow_bytes_per_s=100_000) == data
     assert len(bench.storage()) == 2
-    assert [note for note in bench.meter.notes if f"{NAME} from" in note and "stalled at" in note]
+    (note,) = bench.meter.notes
+    host = f"127.0.0.1:{bench.hub.port}"
+    assert re.fullmatch(
+        rf"{NAME} from {host}: stalled at \d+ bytes per second over the last [0-9.]+ s; "
+        rf"switched to a new connection to {host}",
+        note,
+    )
 
 
 def test_another_file_s_failure_ends_it(bench: Bench) -> None:
@@ -440,6 +458,45 @@ def test_wrong_content_of_all_origins_names_each(bench: Bench, other: HubSimulat
 def test_a_neighbour_alone_gets_the_whole_patience(bench: Bench, other: HubSimulator, data: bytes) -> None:
     other.add_rule(path=STORAGE, status=503, count=7)
     assert bench.fetch([impatient(other)]) == data
+
+
+class Hesitant(Origin):
+    """A neighbour that answers, and has no more; *progress* is what it says of itself, one word a request."""
+
+    def __init__(self, hub: HubSimulator, progress: Iterator[str | None], answers: int | None = None) -> None:
+        super().__init__(hub, replace(QUICK, not_yet_s=1.2, stall_s=0.1), "lan")
+        self.progress = progress
+        self.answers = answers
+        self.asked = 0
+        self.sleep = lambda _seconds: None
+
+    def open_file(self, file: ModelFile, offset: int, end: int | None = None) -> Any:
+        self.asked += 1
+        if self.answers is not None and self.asked > self.answers:
+            return super().open_file(file, offset, end)
+        raise NotYet("no more yet", next(self.progress))
+
+
+def test_a_neighbour_that_never_has_more_is_given_up_after_a_while(
+    bench: Bench, other: HubSimulator, data: bytes
+) -> None:
+    waiting = Hesitant(other, itertools.repeat("same"))
+    assert bench.fetch([waiting, Origin(bench.hub)]) == data
+    assert bench.meter.received_by == {"wan": SIZE}
+    assert f"has had no more of {NAME} for 1.2 s" in bench.meter.notes[0]
+    assert "went on with" in bench.meter.notes[0]
+    asked = waiting.asked
+    bench.place.unlink()
+    assert bench.fetch_beside([waiting, Origin(bench.hub)]) == data
+    assert waiting.asked - asked < asked, "the next file waits less for it"
+
+
+def test_a_neighbour_may_take_its_time_as_long_as_it_gets_on_itself(
+    bench: Bench, other: HubSimulator, data: bytes
+) -> None:
+    busy = Hesitant(other, map(str, itertools.count()), answers=4)
+    assert bench.fetch([busy, Origin(bench.hub)]) == data
+    assert bench.meter.received_by == {"lan": SIZE}
 
 
 def test_neighbours_are_never_asked_for_ranges(bench: Bench, other: HubSimulator, data: bytes) -> None:

@@ -480,8 +480,17 @@ def test_the_address_for_neighbours(
 
 
 def test_without_a_route_the_address_must_be_given() -> None:
-    with pytest.raises(HubError, match="set lan_address"):
+    with pytest.raises(HubError, match="set model_store_lan_address"):
         choose_address(None, "gpu1", lambda _address: False, lambda: None)
+
+
+@pytest.mark.parametrize("public", ["8.8.8.8", "2606:4700::1111"])
+def test_a_public_address_is_served_on_only_when_asked_for(public: str) -> None:
+    for connected_by in ("gpu1.example", public):
+        with pytest.raises(HubError, match=f"{public}, which is a public address .*set model_store_lan_address"):
+            choose_address(None, connected_by, lambda _address: True, lambda: public)
+    assert choose_address(None, public, lambda _address: True, lambda: "10.0.0.7") == "10.0.0.7"
+    assert choose_address(public, None, lambda _address: True, lambda: None) == public
 
 
 def test_a_big_file_is_passed_on_with_several_at_once(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import http.client
+import resource
 import socket
 import threading
 import urllib.error
@@ -17,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.growing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet
 from ansible_collections.socle.inference.plugins.module_utils._hub.peer import Peer, Upstream
-from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Limits, Relay
+from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Limits, Relay, star_connections
 
 TOKEN = "t0ken"
 ADDRESS = "127.0.0.9"
@@ -151,6 +152,23 @@ def test_a_download_that_ended_early_says_so_and_what_it_has_is_served(relay: Re
     assert refused.value.code == 410
 
 
+def test_a_complete_file_that_cannot_be_opened_any_more_is_gone(relay: Relay, shelf: Shelf, part: Path) -> None:
+    shelf.prove(FILE.path, part)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        peer_of(relay).open_file(FILE, 0)
+    assert caught.value.code == 410
+
+
+def test_who_has_to_wait_learns_whether_anything_comes_at_all(relay: Relay, shelf: Shelf, part: Path) -> None:
+    words = []
+    for known in (0, 0, 500):
+        shelf.files[EMPTY.path].prefix = known
+        with pytest.raises(NotYet) as caught:
+            peer_of(relay).open_file(FILE, 0)
+        words.append(caught.value.progress)
+    assert words[0] == words[1] != words[2]
+
+
 def test_a_new_generation_cuts_the_connection_and_is_sent_from_its_start(
     relay: Relay, shelf: Shelf, part: Path
 ) -> None:
@@ -200,7 +218,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(relay: Relay, shelf: Shel
     part.symlink_to(tmp_path / "secret")
     shelf.prove(FILE.path, part)
     status, body, _headers = ask(relay, "/folder/a%20b.bin")
-    assert (status, body) == (503, b"")
+    assert (status, body) == (410, b"")
 
 
 @pytest.mark.parametrize(
@@ -235,24 +253,67 @@ def test_a_client_that_sends_one_byte_at_a_time_is_cut_off(relay: Relay) -> None
     assert b" 408 " in answer
 
 
-def test_more_connections_than_allowed_are_closed_and_others_go_on(relay: Relay, shelf: Shelf, part: Path) -> None:
+def test_with_all_connections_in_use_a_neighbour_is_told_to_wait_and_served_when_one_ends(
+    relay: Relay, shelf: Shelf, part: Path
+) -> None:
     part.write_bytes(WHOLE)
     shelf.prove(FILE.path, part)
-    held = [socket.create_connection((relay.address, relay.port), timeout=10) for _number in range(QUICK.connections)]
+    for _number in range(QUICK.connections):
+        relay._slots.acquire()
+    with pytest.raises(NotYet):
+        peer_of(relay).open_file(FILE, 0)
+    assert peer_of(relay).reach(FILE) is None
+    threading.Timer(QUICK.hold_s / 3, relay._slots.release).start()
+    assert read_all(peer_of(relay)) == WHOLE
+    # The place is given back a moment after the last byte.
+    assert relay._slots.acquire(timeout=10)
+
+
+def test_clients_without_a_token_take_no_place_from_neighbours(relay: Relay, shelf: Shelf, part: Path) -> None:
+    part.write_bytes(WHOLE)
+    shelf.prove(FILE.path, part)
+    crowd = [
+        socket.create_connection((relay.address, relay.port), 10, source_address=(f"127.0.1.{number}", 0))
+        for number in range(1, QUICK.strangers_per_address + 1)
+        for _connection in range(2)
+    ]
     try:
-        with socket.create_connection((relay.address, relay.port), timeout=10) as extra:
-            assert extra.recv(1) == b""
+        assert read_all(peer_of(relay)) == WHOLE
     finally:
-        for client in held:
+        for client in crowd:
             client.close()
-    for _try in range(100):
-        try:
-            assert read_all(peer_of(relay)) == WHOLE
-            break
-        except OSError:
-            continue
-    else:
-        pytest.fail("the places of clients that left were not given back")
+
+
+@pytest.mark.parametrize("addresses", [1, 6])
+def test_silent_clients_are_limited_by_address_and_in_all(shelf: Shelf, addresses: int) -> None:
+    relay = Relay(shelf, ADDRESS, [TOKEN], Limits(header_s=60, strangers=5, strangers_per_address=2))
+    crowd = []
+    try:
+        for number in range(6):
+            client = socket.create_connection(
+                (relay.address, relay.port), 10, source_address=(f"127.0.1.{1 + number % addresses}", 0)
+            )
+            crowd.append(client)
+        assert b" 503 " in crowd[-1].recv(4096)
+        crowd[0].settimeout(0.1)
+        with pytest.raises(socket.timeout):
+            crowd[0].recv(1)
+    finally:
+        for client in crowd:
+            client.close()
+        relay.close()
+
+
+def test_a_relay_has_room_for_a_star_of_hosts_and_for_the_files_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"now": (1024, 4096)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, pair: limits.update(now=pair))
+    assert star_connections(4) == 256
+    assert limits["now"] == (1024, 4096)
+    assert star_connections(16) == 1024
+    assert limits["now"] == (2304, 4096)
+    limits["now"] = (512, 512)
+    assert star_connections(16) == 128
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "224.0.0.1", "localhost", ""])
