@@ -41,7 +41,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.origin import
 from ansible_collections.socle.inference.plugins.module_utils._hub.peer import Peer, check_upstream
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
-from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Relay
+from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Limits, Relay, star_connections
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
