@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 import time
@@ -31,18 +32,18 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.catalog impor
     read_links,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.holders import PROC, Claims, find_holders, is_open
+from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import Key, find_mentions
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     STALE_STAGE_S,
     TRASH,
     RepoStore,
-    remove_job,
 )
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 KEEP = 2
 UNLINKED_AGE_S = 7 * 86400.0
-
+TRASH_NAME = re.compile(rf"{TRASH}[0-9a-f]{{12}}-[0-9a-f]{{8}}")
 
 Mentions = Mapping[Key, "list[Path]"]
 
@@ -123,12 +124,11 @@ def _collect_one(store: RepoStore, named: Mentions, rules: Rules, found: _Round)
 def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> None:
     """Under the lock, or only looking: revisions, what is left of them, stage."""
     ledger = store.read_ledger()
+    before = ledger.dumps()
     links = [link for link in read_links(store.root) if (link.hub, link.folder) == (store.hub, store.base.name)]
     revisions = list_revisions(store, ledger, links)
-    reasons = {
-        revision.snapshot: _reason(revision, links, _kept_by_links(links, store, revisions, rules.keep), rules)
-        for revision in revisions
-    }
+    kept = _kept_by_links(links, ledger, revisions, rules.keep)
+    reasons = {revision.snapshot: _reason(revision, links, kept, rules) for revision in revisions}
     for revision in revisions:
         key = (store.hub, store.base.name, revision.snapshot)
         if not reasons[revision.snapshot] and key in named:
@@ -142,15 +142,17 @@ def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> No
         _entry(store, revision, reason=reasons[revision.snapshot]) for revision in revisions if revision not in doomed
     ]
     freed = freed_bytes([revision.path for revision in doomed])
+    stay = _bring_back(store, rules, found)
     if not rules.check:
-        doomed = _remove(store, doomed, rules, found)
+        doomed = _remove(store, doomed, ledger, rules, found)
     found.removed += [_entry(store, revision, bytes=freed[revision.path]) for revision in doomed]
-    _sweep_stage(store, rules, found)
+    _sweep_stage(store, ledger, rules, found, stay)
+    if not rules.check and ledger.dumps() != before:
+        store.save_ledger(ledger)
 
 
-def _kept_by_links(links: list[Link], store: RepoStore, revisions: list[Revision], keep: int) -> dict[str, str]:
+def _kept_by_links(links: list[Link], ledger: Ledger, revisions: list[Revision], keep: int) -> dict[str, str]:
     """Snapshot -> which link still means it: the current one, and those before it."""
-    ledger = store.read_ledger()
     kept: dict[str, str] = {}
     for link in links:
         for snapshot in previous_of(link, ledger, revisions)[: keep - 1]:
@@ -178,32 +180,62 @@ def _claims(store: RepoStore, revisions: Iterable[Revision]) -> Claims:
     return claims
 
 
-def _remove(store: RepoStore, doomed: list[Revision], rules: Rules, found: _Round) -> list[Revision]:
+def _remove(store: RepoStore, doomed: list[Revision], ledger: Ledger, rules: Rules, found: _Round) -> list[Revision]:
     """Take the revisions out of sight, look once more whether somebody was faster, and unlink; returns what went."""
     store.stage.mkdir(exist_ok=True)
     trash: dict[str, Path] = {}
-    for revision in doomed:
-        trash[revision.snapshot] = store.stage / f"{TRASH}{revision.snapshot}-{secrets.token_hex(4)}"
-        revision.path.rename(trash[revision.snapshot])
-    if doomed:
-        claims = Claims()
+    try:
         for revision in doomed:
-            claims.add(revision.snapshot, trash[revision.snapshot], f"/{trash[revision.snapshot].name}")
-        held = {**_open_files(trash), **find_holders(claims, rules.proc)}
-        for snapshot, holder in held.items():
+            place = store.stage / f"{TRASH}{revision.snapshot}-{secrets.token_hex(4)}"
+            revision.path.rename(place)
+            trash[revision.snapshot] = place
+        for snapshot, holder in _held(trash, rules).items():
             revision = next(revision for revision in doomed if revision.snapshot == snapshot)
-            trash.pop(snapshot).rename(revision.path)
+            trash[snapshot].rename(revision.path)
+            del trash[snapshot]
             found.kept.append(_entry(store, revision, reason=holder))
+    except Exception:
+        # Not known to be unused: nothing may go.
+        for snapshot, place in trash.items():
+            place.rename(store.revision(snapshot))
+        raise
     gone = [revision for revision in doomed if revision.snapshot in trash]
     if gone:
-        store.save_ledger(store.read_ledger())
+        store.save_ledger(ledger)
     for place in sorted((store.base / "manifest").glob("*.json")):
         # Also those that a run left which died here.
         if not store.revision(place.stem).exists():
             place.unlink()
-    for place in trash.values():
-        remove_job(place)
+    store.remove(trash.values(), ledger)
     return gone
+
+
+def _held(trash: Mapping[str, Path], rules: Rules) -> dict[str, str]:
+    """Snapshot -> who holds something of what was taken out of sight."""
+    if not trash:
+        return {}
+    claims = Claims()
+    for snapshot, place in trash.items():
+        claims.add(snapshot, place, f"/{place.name}")
+    return {**_open_files(trash), **find_holders(claims, rules.proc)}
+
+
+def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
+    """Look again at what a run took out of sight and then died: who holds it, gets it back. Returns what stays trash.
+
+    The manifest goes before the first file, so what has one is whole.
+    """
+    trash = {place.name: place for place in store.stage_entries() if TRASH_NAME.fullmatch(place.name)}
+    stay = set()
+    for name, holder in _held({name: place for name, place in trash.items() if place.is_dir()}, rules).items():
+        snapshot = name[len(TRASH) :].partition("-")[0]
+        home = store.revision(snapshot)
+        found.warnings.append(f"{home}, which was to be freed, is in use: {holder}")
+        if home.exists() or not store.read_manifest(snapshot):
+            stay.add(trash[name])
+        elif not rules.check:
+            trash[name].rename(home)
+    return stay
 
 
 def _open_files(trash: Mapping[str, Path]) -> dict[str, str]:
@@ -219,16 +251,16 @@ def _open_files(trash: Mapping[str, Path]) -> dict[str, str]:
     return found
 
 
-def _sweep_stage(store: RepoStore, rules: Rules, found: _Round) -> None:
+def _sweep_stage(store: RepoStore, ledger: Ledger, rules: Rules, found: _Round, stay: set[Path]) -> None:
     """Trash of a run that died, and downloads that nobody went on with; under the lock none has a living owner."""
     now = time.time()
     for place in store.stage_entries():
         with contextlib.suppress(FileNotFoundError):
-            if not place.name.startswith(TRASH) and now - newest_change(place) < rules.stage_age_s:
+            if place in stay or (not place.name.startswith(TRASH) and now - newest_change(place) < rules.stage_age_s):
                 continue
             found.stage.append({"repo": store.repo, "path": str(place), "bytes": freed_bytes([place])[place]})
             if not rules.check:
-                remove_job(place)
+                store.remove([place], ledger)
 
 
 def freed_bytes(folders: Iterable[Path]) -> dict[Path, int]:

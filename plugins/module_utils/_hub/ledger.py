@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +65,27 @@ class Ledger:
 
         A time of change that is still to come was written under another clock: then times prove nothing.
         """
+        return self.knows(snapshot, file, status) and status.st_ctime_ns <= self.clock() * 1e9 + CLOCK_SLACK_NS
+
+    def knows(self, snapshot: str, file: ModelFile, status: os.stat_result, whenever: bool = False) -> bool:
+        """Whether the inode is the one that was found to hold *file*, as far as times tell.
+
+        With *whenever*, its ctime may differ, as it does once the inode got or lost a name: then only a hash proves it.
+        """
         entry = self.revisions.get(snapshot, {}).get("files", {}).get(file.path)
-        return (
-            bool(entry == {**identity(status), "sha256": file.sha256})
-            and status.st_size == file.size
-            and status.st_ctime_ns <= self.clock() * 1e9 + CLOCK_SLACK_NS
-        )
+        if entry and whenever:
+            entry = {**entry, "ctime_ns": status.st_ctime_ns}
+        return bool(entry == {**identity(status), "sha256": file.sha256}) and status.st_size == file.size
+
+    def names_of(self, states: Iterable[os.stat_result]) -> list[tuple[str, str]]:
+        """Snapshot and path of all that these states prove."""
+        known = {(status.st_ino, status.st_dev): identity(status) for status in states}
+        return [
+            (snapshot, path)
+            for snapshot, revision in self.revisions.items()
+            for path, entry in revision["files"].items()
+            if {**entry, "sha256": None} == {**known.get((entry["inode"], entry["device"]), {}), "sha256": None}
+        ]
 
     def note(self, snapshot: str, file: ModelFile, status: os.stat_result) -> None:
         """Remember that this inode holds *file*."""

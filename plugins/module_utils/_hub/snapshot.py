@@ -21,7 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     adopt_files,
     find_candidates,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import utc
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes, utc
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
@@ -36,6 +36,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import LINK, REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
+    GIB,
     Allowed,
     Fault,
     StoreFacts,
@@ -151,7 +152,7 @@ class _Run:
         if self.request.check:
             return self._result(found, previous, changed=True)
         candidates = self._candidates(inspection)
-        faults = self._precheck(found, self._planned(found, candidates), probe=True)
+        faults = self._precheck(found, self._planned(found, candidates), probe=True, spare=True)
         if faults:
             raise StoreError(
                 "; ".join(fault.message for fault in faults), faults=[fault.id for fault in faults], store=self.looked
@@ -302,9 +303,10 @@ class _Run:
 
     def _planned(self, found: _Found, candidates: Candidates) -> dict[str, int]:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
+        linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
-        plan_only = self.request.check
-        linkable = self._reusable(found.manifest, found.inspection, None if plan_only else False)
+        if self.request.check and self._is_full(found.manifest):
+            linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
         staged, room = self.store.staged_bytes(file for file in missing if file not in adoptable)
@@ -316,7 +318,13 @@ class _Run:
             "adoptable": sum(file.size for file in adoptable),
         }
 
-    def _precheck(self, found: _Found, planned: Mapping[str, int], probe: bool) -> list[Fault]:
+    def _spare(self, found: _Found, planned: Mapping[str, int]) -> int:
+        """Bytes that interrupted downloads of other revisions take, which go where space is short."""
+        leftovers = self.store.leftovers(found.manifest.id)
+        others = sum(tree_bytes(job) for job in self.store.jobs() if job not in leftovers)
+        return max(0, others - planned["room"])
+
+    def _precheck(self, found: _Found, planned: Mapping[str, int], probe: bool, spare: bool = False) -> list[Fault]:
         request, store = self.request, self.store
         places = (store.stage, store.base / "rev")
         newest = newest_time((store.base / "ledger.json", *places))
@@ -325,6 +333,9 @@ class _Run:
         allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
         need = needed_bytes(planned["missing"], planned["room"], planned["adoptable"])
         faults = judge(facts, need, planned["files"], allowed)
+        if spare and any(fault.id == "space" for fault in faults):
+            roomy = replace(facts, free=facts.free + self._spare(found, planned))
+            faults = judge(roomy, need, planned["files"], allowed)
         if any(fault.id == "space" for fault in faults):
             faults = judge(facts, need, planned["files"], allowed, reclaimable_bytes(request.store))
         return faults
@@ -342,11 +353,10 @@ class _Run:
         if described and name_known and linked and not found.inspection.renewed and not leftovers:
             return
         with self._unhurried():
-            for job in leftovers:
-                remove_job(job)
             make_folder(self.store.base / "manifest")
             self.store.save_manifest(found.manifest)
             self._merge(found.manifest, found.inspection)
+            self.store.remove(leftovers, self.ledger)
             self.ledger.note_link(self.link, found.manifest.id)
             self.store.save_ledger(self.ledger)
 
@@ -384,7 +394,7 @@ class _Run:
         if wanted or extra:
             checked = self._gather(found, job, candidates, done, checked if found.inspection.intact else [])
         else:
-            self._remove_dead(job)
+            self._remove_dead(found, job)
         tree, folder = job / "tree", self.store.revision(manifest.id)
         fresh = {file.path for file in wanted}
         self.progress.update("checking structure")
@@ -414,7 +424,8 @@ class _Run:
     ) -> list[float | None]:
         """Everything wanted into the tree of *job*, proven; returns *checked* and when the new files were hashed."""
         wanted, tree, meter = found.inspection.wanted, job / "tree", done.meter
-        sources = self._reusable(found.manifest, found.inspection)
+        sources = self.store.reusable(wanted, self.ledger, found.manifest.id)
+        sources = self._sound(sources, found.manifest, found.inspection)
         for path, source in sources.items():
             self._prove(path, source.location)
         missing = [file for file in wanted if file.path not in sources]
@@ -425,13 +436,16 @@ class _Run:
         fetched = [file for file in missing if file.path not in done.adopted]
         done.reused_part = self.store.adopt(fetched, job)
         meter.total = sum(file.size for file in fetched)
-        self._remove_dead(job)
-        self._check_space(found, fetched)
+        self._remove_dead(found, job)
+        self._check_space(found, fetched, job)
         self._fetch(found.manifest, fetched, job, meter)
         for path, source in sources.items():
             status = self.store.link_file(source, tree / path, self.ledger)
             if status:
                 done.linked[path] = status
+        if done.linked:
+            # Else a run that ends before it publishes leaves revisions whose files nobody takes for proven.
+            self.store.save_ledger(self.ledger, job)
         # A download takes long: what changed meanwhile in the other revisions is fetched as well.
         late = [file for file in wanted if file.path in sources and file.path not in done.linked]
         if late:
@@ -439,7 +453,7 @@ class _Run:
                 if self.shelf and file.path in self.shelf.files:
                     self.shelf.restart(file.path)
             meter.total += sum(file.size for file in late)
-            self._check_space(found, late)
+            self._check_space(found, late, job)
             self._fetch(found.manifest, late, job, meter)
         self._shelve(done.linked, tree)
         if fetched or late or done.adopted.linked or done.adopted.copied:
@@ -448,30 +462,43 @@ class _Run:
         checked += [by_hash or self.ledger.full_check(sources[path].snapshot) for path in done.linked]
         return checked
 
-    def _reusable(self, manifest: Manifest, inspection: Inspection, full: bool | None = None) -> dict[str, Source]:
+    def _sound(self, sources: dict[str, Source], manifest: Manifest, inspection: Inspection) -> dict[str, Source]:
+        """Those of *sources* that may be linked; what that takes counts as verification."""
         started = time.monotonic()
-        full = self._is_full(manifest) if full is None else full
-        found = self.store.reusable(inspection.wanted, self.ledger, manifest.id, full, self.progress)
-        if full:
+        try:
+            sound, hashed = self.store.sound_sources(sources, self.ledger, self._is_full(manifest), self.progress)
+        except OSError as error:
+            raise StoreError(f"{error.filename} cannot be verified: {error.strerror}") from error
+        if hashed:
             self.verify_s += time.monotonic() - started
-            hashed = {source.location: source.file.size for source in found.values()}
             inspection.hashed_files += len(hashed)
             inspection.hashed_bytes += sum(hashed.values())
-        return found
+        return sound
 
-    def _check_space(self, found: _Found, files: list[ModelFile]) -> None:
-        """Again, now that it is known exactly what is to come."""
+    def _check_space(self, found: _Found, files: list[ModelFile], job: Path) -> None:
+        """Again, now that it is known exactly what is to come; what was staged of other revisions makes room."""
         _staged, room = self.store.staged_bytes(files)
         missing = sum(file.size for file in files)
         planned = {"missing": missing, "room": room, "adoptable": 0, "files": len(files)}
-        for fault in self._precheck(found, planned, probe=False):
-            if fault.id in ("space", "inodes"):
+        others = sorted((other for other in self.store.jobs() if other != job), key=newest_change)
+        while True:
+            faults = self._precheck(found, planned, probe=False)
+            fault = next((fault for fault in faults if fault.id in ("space", "inodes")), None)
+            if fault is None:
+                return
+            if not others:
                 raise StoreError(fault.message, faults=[fault.id], store=self.looked)
+            size = tree_bytes(others[0])
+            self.store.remove([others.pop(0)], self.ledger)
+            self.warnings.append(
+                f"space is short: {size / GIB:.2f} GiB that an interrupted download of another revision of "
+                f"{found.manifest.repo} had received were removed"
+            )
 
-    def _remove_dead(self, job: Path) -> None:
-        for other in self.store.jobs() + self.store.outdated():
-            if other != job:
-                remove_job(other)
+    def _remove_dead(self, found: _Found, job: Path) -> None:
+        """What dead runs left of this revision; that of another one is of use when somebody goes back to it."""
+        dead = [other for other in self.store.leftovers(found.manifest.id) if other != job]
+        self.store.remove(dead + self.store.outdated(), self.ledger)
 
     def _fetch(self, manifest: Manifest, files: list[ModelFile], job: Path, meter: Meter) -> None:
         """Bring *files* into the tree of *job*, largest first; the first failure ends all of them."""
@@ -593,7 +620,7 @@ class _Run:
         """What a run would do, and what is in its way."""
         inspection = found.inspection
         planned = self._planned(found, self._candidates(inspection))
-        faults = self._precheck(found, planned, probe=self.request.probe) if inspection.wanted else []
+        faults = self._precheck(found, planned, probe=self.request.probe, spare=True) if inspection.wanted else []
         if not inspection.wanted:
             self._precheck(found, planned, probe=False)
         return {

@@ -58,11 +58,13 @@ TRASH = "trash-"
 
 @dataclass(frozen=True)
 class Source:
-    """A file of another snapshot that was found to hold what is wanted."""
+    """A file of another snapshot that holds what is wanted, or did when it was last looked at."""
 
     snapshot: str
     file: ModelFile
     location: Path
+    proven: bool
+    """Its times say that nobody touched it since."""
 
 
 @dataclass
@@ -187,42 +189,46 @@ class RepoStore:
         found.wanted = [file for file in manifest.files if file.path not in found.intact]
         return found
 
-    def reusable(
-        self, wanted: Iterable[ModelFile], ledger: Ledger, snapshot: str, full: bool, progress: Progress
-    ) -> dict[str, Source]:
-        """For paths of *wanted*: a proven file with the same content in another snapshot, to be hard-linked.
+    def reusable(self, wanted: Iterable[ModelFile], ledger: Ledger, snapshot: str) -> dict[str, Source]:
+        """For paths of *wanted*: a file with the same content in another snapshot, to be hard-linked.
 
-        With *full*, each of them is hashed as well, and the ledger forgets those that turn out to be rotten.
+        One whose times prove nothing, since it got or lost a name, is taken as well, where there is no other.
         """
-        by_content: dict[tuple[str, int], tuple[str, str]] = {}
+        by_content: dict[tuple[str, int], list[tuple[str, str]]] = {}
         for name, revision in ledger.revisions.items():
             if name != snapshot:
                 for path, entry in revision["files"].items():
-                    by_content[(entry.get("sha256"), entry.get("size"))] = (name, path)
+                    by_content.setdefault((entry["sha256"], entry["size"]), []).append((name, path))
         found: dict[str, Source] = {}
         for file in wanted:
-            name, path = by_content.get((file.sha256, file.size), ("", ""))
-            source = self.revision(name) / path
-            with contextlib.suppress(OSError):
-                same = ModelFile(path, file.size, file.sha256)
-                status = source.lstat()
-                if name and stat.S_ISREG(status.st_mode) and ledger.proves(name, same, status):
-                    found[file.path] = Source(name, same, source)
-        if full and found:
-            sound = self._hash_sources({source.location: source for source in found.values()}, ledger, progress)
-            found = {path: source for path, source in found.items() if source.location in sound}
+            for name, path in by_content.get((file.sha256, file.size), ()):
+                same, place = ModelFile(path, file.size, file.sha256), self.revision(name) / path
+                with contextlib.suppress(OSError):
+                    status = place.lstat()
+                    proven = ledger.proves(name, same, status)
+                    better = file.path not in found or (proven and not found[file.path].proven)
+                    if stat.S_ISREG(status.st_mode) and better and ledger.knows(name, same, status, whenever=True):
+                        found[file.path] = Source(name, same, place, proven)
         return found
 
-    def _hash_sources(self, sources: dict[Path, Source], ledger: Ledger, progress: Progress) -> set[Path]:
+    def sound_sources(
+        self, found: Mapping[str, Source], ledger: Ledger, full: bool, progress: Progress
+    ) -> tuple[dict[str, Source], dict[Path, int]]:
+        """Those of *found* that hold what they should, and the size of each that was hashed for it: all of them with
+        *full*, else those that are not proven. The ledger learns what came out."""
+        sources = {source.location: source for source in found.values() if full or not source.proven}
         states = {location: location.lstat() for location in sources}
-        total = sum(source.file.size for source in sources.values())
-        sound = set()
-        for location, sha256 in zip(sources, hash_files(list(sources), total, progress)):
-            if sha256 == sources[location].file.sha256:
-                sound.add(location)
+        sizes = {location: source.file.size for location, source in sources.items()}
+        rotten = set()
+        for location, sha256 in zip(sources, hash_files(list(sources), sum(sizes.values()), progress)):
+            source, status = sources[location], states[location]
+            if sha256 == source.file.sha256:
+                ledger.note(source.snapshot, source.file, status)
+                ledger.renew_ctime(status)
             else:
-                ledger.forget(states[location].st_ino, states[location].st_dev)
-        return sound
+                rotten.add(location)
+                ledger.forget(status.st_ino, status.st_dev)
+        return {path: source for path, source in found.items() if source.location not in rotten}, sizes
 
     # The link
 
@@ -311,9 +317,11 @@ class RepoStore:
         )
 
     def jobs(self) -> list[Path]:
-        """Stage folders; under the lock, all but one's own belong to processes that are gone."""
+        """Stage folders; under the lock, all but one's own belong to processes that are gone. What garbage collection
+        took out of sight is its own to end."""
         try:
-            return sorted(Path(entry.path) for entry in os.scandir(self.stage) if entry.path != str(self.rejected))
+            places = [Path(entry.path) for entry in os.scandir(self.stage) if not entry.name.startswith(TRASH)]
+            return sorted(place for place in places if place != self.rejected)
         except OSError:
             return []
 
@@ -406,7 +414,7 @@ class RepoStore:
         make_folder(target.parent)
         try:
             before = source.location.lstat()
-            if not stat.S_ISREG(before.st_mode) or not ledger.proves(source.snapshot, source.file, before):
+            if not stat.S_ISREG(before.st_mode) or not ledger.knows(source.snapshot, source.file, before):
                 return None
             os.link(source.location, target, follow_symlinks=False)
         except OSError:
@@ -461,6 +469,20 @@ class RepoStore:
             if expected:
                 ledger.note(manifest.id, file, status)
                 ledger.renew_ctime(status)
+
+    def remove(self, places: Iterable[Path], ledger: Ledger) -> None:
+        """Remove stage folders and what was moved aside. Files in them that revisions hold too lose a name, which
+        changes their ctime; *ledger* learns that."""
+        for place in places:
+            shared = {(status.st_ino, status.st_dev): status for status in _linked_files(place)}
+            proven = ledger.names_of(shared.values())
+            remove_job(place)
+            for snapshot, path in proven:
+                with contextlib.suppress(OSError):
+                    status = (self.revision(snapshot) / path).lstat()
+                    before = shared.get((status.st_ino, status.st_dev))
+                    if before and content_state(status) == content_state(before):
+                        ledger.renew_ctime(status)
 
     def save_ledger(self, ledger: Ledger, job: Path | None = None) -> None:
         ledger.revisions = {name: value for name, value in ledger.revisions.items() if self.revision(name).is_dir()}
@@ -529,6 +551,16 @@ def remove_job(job: Path) -> None:
         shutil.rmtree(job)
     else:
         job.unlink()
+
+
+def _linked_files(place: Path) -> Iterator[os.stat_result]:
+    """The states of regular files in *place* and below, or of *place*, that have other names."""
+    inside = (Path(parent, name) for parent, _folders, files in os.walk(place) for name in files)
+    for file in (place, *inside):
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                yield status
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.catalog impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-from tests.support.model_store import WEIGHTS, base, contents, dying, overwrite, published
+from tests.support.model_store import MORE_WEIGHTS, WEIGHTS, base, contents, dying, overwrite, published
 
 Ensure = Callable[..., dict[str, Any]]
 Publish = Callable[[int], list[Path]]
@@ -112,7 +112,30 @@ def test_what_is_left_is_whole_and_needs_no_hashing(
     run(store, rules)
     assert contents(current) == contents(folder)
     again = ensure()
-    assert not again["changed"]
+    assert (again["changed"], again["verify"]["hashed_files"]) == (False, 0)
+
+
+def test_shards_that_a_freed_revision_shared_are_linked_and_not_fetched_again(
+    publish: Publish, ensure: Ensure, folder: Path, store: Path, rules: Rules
+) -> None:
+    publish(3)
+    assert len(run(store, rules)["removed"]) == 1
+    overwrite(folder / "config.json", b"{}")
+    result = ensure()
+    assert (result["bytes"]["wan"], result["verify"]["hashed_files"]) == (2, 0)
+
+
+def test_shards_that_a_stale_download_shared_stay_proven(
+    publish: Publish, ensure: Ensure, store: Path, rules: Rules
+) -> None:
+    (only,) = publish(1)
+    job = base(store) / "stage" / "old"
+    job.mkdir()
+    (job / "owner.json").write_text('{"snapshot": "ba5eba11ba11"}')
+    (job / WEIGHTS).hardlink_to(only / WEIGHTS)
+    assert ensure(full=True)["verify"]["hashed_files"] == 6
+    assert [Path(item["path"]).name for item in run(store, rules, stage_age_s=-1.0)["stage"]] == ["old"]
+    assert ensure()["verify"]["hashed_files"] == 0
 
 
 def test_going_back_makes_the_other_one_the_previous(
@@ -216,6 +239,57 @@ def test_what_is_opened_in_the_last_moment_comes_back(
     assert result["removed"] == []
     assert contents(old) == before
     assert (base(store) / "manifest" / f"{old.name}.json").is_file()
+
+
+def test_an_error_after_the_rename_brings_everything_back(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: contents(path) for path in publish(4)}
+    looked = []
+
+    def fail(claims: holders.Claims, _proc: Path) -> dict[str, str]:
+        looked.append(claims)
+        if len(looked) == 2:
+            raise StoreError("what process 1 holds open cannot be seen by this user")
+        return {}
+
+    monkeypatch.setattr(gc, "find_holders", fail)
+    with pytest.raises(StoreError, match="cannot be seen"):
+        run(store, rules)
+    assert {name: contents(base(store) / "rev" / name) for name in published(store)} == before
+    assert list((base(store) / "stage").iterdir()) == []
+
+
+def test_what_a_dead_run_took_out_of_sight_is_looked_at_again(
+    publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    old, *_ = publish(3)
+    before = contents(old)
+    trash = base(store) / "stage" / f"trash-{old.name}-01234567"
+    old.rename(trash)
+    process = hold("mapped", trash / WEIGHTS)
+    result = run(store, rules)
+    assert result["stage"] == []
+    assert f"process {process.pid}" in result["warnings"][0]
+    assert contents(old) == before
+    process.communicate(b"")
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+
+
+def test_half_removed_trash_that_is_held_stays_trash(
+    publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    old, *_ = publish(3)
+    trash = base(store) / "stage" / f"trash-{old.name}-01234567"
+    old.rename(trash)
+    (base(store) / "manifest" / f"{old.name}.json").unlink()
+    (trash / MORE_WEIGHTS).unlink()
+    process = hold("open", trash / "config.json")
+    assert run(store, rules)["stage"] == []
+    assert (trash / "config.json").is_file()
+    assert old.name not in published(store)
+    process.communicate(b"")
+    assert [item["path"] for item in run(store, rules)["stage"]] == [str(trash)]
 
 
 def test_a_mount_in_a_container_keeps_the_revision(publish: Publish, store: Path, rules: Rules) -> None:

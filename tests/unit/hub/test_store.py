@@ -323,6 +323,45 @@ def test_another_device_number_costs_hashing_once_and_no_download(ensure: Ensure
     assert ensure()["verify"]["hashed_files"] == 0
 
 
+def test_a_shard_whose_ctime_alone_differs_is_hashed_and_not_fetched(ensure: Ensure, folder: Path, store: Path) -> None:
+    path = Path(ensure()["path"])
+    (store / "name").hardlink_to(path / WEIGHTS)
+    (store / "name").unlink()
+    overwrite(folder / "config.json", b"{}")
+    result = ensure()
+    assert (result["bytes"]["wan"], result["verify"]["hashed_files"]) == (2, 1)
+    assert ensure()["verify"]["hashed_files"] == 0
+
+
+def test_a_shard_whose_ctime_differs_and_whose_bytes_do_too_is_fetched(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    path = Path(ensure()["path"])
+    times = (path / WEIGHTS).stat()
+    flip_byte(path / WEIGHTS)
+    os.utime(path / WEIGHTS, ns=(times.st_atime_ns, times.st_mtime_ns))
+    overwrite(folder / "config.json", b"{}")
+    result = ensure()
+    assert result["bytes"]["wan"] == (folder / WEIGHTS).stat().st_size + 2
+    assert contents(Path(result["path"])) == contents(folder)
+
+
+def test_a_run_that_fails_after_it_linked_leaves_what_it_linked_proven(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    good = (folder / "config.json").read_bytes()
+    ensure()
+    overwrite(folder / "config.json", b"{")
+    for _attempt in range(2):
+        with pytest.raises(HubError, match="broken upload"):
+            ensure()
+    overwrite(folder / "config.json", good)
+    assert ensure()["verify"]["hashed_files"] == 0
+    overwrite(folder / "config.json", b"{}")
+    result = ensure()
+    assert (result["bytes"]["wan"], result["verify"]["hashed_files"]) == (2, 0)
+
+
 def test_structure_is_looked_into_on_demand_and_with_full(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure()
     looked: list[int] = []
@@ -514,6 +553,53 @@ def test_only_what_is_missing_needs_space(ensure: Ensure, folder: Path) -> None:
     ensure()
     overwrite(folder / "config.json", b"{}")
     assert ensure(facts=facts(free=5000))["changed"], "two bytes, the rest is linked"
+
+
+def stage_other(path: Path, size: int) -> Path:
+    """What an interrupted download of another revision left."""
+    job = store.RepoStore(path, "modelscope", "Org/Model").new_job("ba5eba11ba11")
+    (job / "tree" / "other.safetensors").write_bytes(bytes(size))
+    return job
+
+
+def test_what_was_received_of_another_revision_is_kept(ensure: Ensure, folder: Path, store: Path) -> None:
+    ensure()
+    job = stage_other(store, 1000)
+    overwrite(folder / "config.json", b"{}")
+    result = ensure()
+    assert (result["changed"], result["warnings"]) == (True, [])
+    assert (job / "tree" / "other.safetensors").stat().st_size == 1000
+    assert not ensure()["changed"]
+    assert job.is_dir()
+
+
+def test_what_was_received_of_another_revision_goes_where_space_is_short(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    ensure()
+    old, young = stage_other(store, 1 << 20), stage_other(store, 1 << 20)
+    for parent, folders, files in os.walk(old):
+        for name in (*folders, *files):
+            os.utime(Path(parent, name), (time.time() - 3600,) * 2)
+    os.utime(old, (time.time() - 3600,) * 2)
+
+    def short(*args: Any) -> prechecks.StoreFacts:
+        found: prechecks.StoreFacts = facts(free=10 if old.exists() else 2 << 20)(*args)
+        return found
+
+    flip_byte(folder / WEIGHTS)
+    assert ensure(facts=short, check=True)["plan"]["faults"] == []
+    assert old.exists()
+    result = ensure(facts=short)
+    assert not old.exists()
+    assert young.exists()
+    (warning,) = result["warnings"]
+    assert "space is short: 0.00 GiB that an interrupted download of another revision" in warning
+    assert contents(Path(result["path"])) == contents(folder)
+    overwrite(folder / "config.json", b"{}")
+    with pytest.raises(StoreError, match="GiB free, but"):
+        ensure(facts=facts(free=10), reserve_bytes=10 << 20)
+    assert young.exists(), "what makes no room is kept"
 
 
 # Who works on it
