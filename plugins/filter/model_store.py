@@ -68,7 +68,8 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     helper = None
     if fanout == "auto" and lacking and len(lacking) == len(taking):
         helper = next((host for host in _others(hostvars, hosts) if _has(hostvars, host, model)), None)
-    shared = fanout == "auto" and bool(lacking) and (len(taking) > 1 or helper is not None)
+    # Also where all are complete: what a host finds rotten when it hashes, its neighbours have.
+    shared = fanout == "auto" and (len(taking) > 1 or helper is not None)
     mine = taking.get(name)
     return {
         "job": mine is not None and bool(mine["work"] or shared),
@@ -82,7 +83,7 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
 def place_of(
     hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str, helper: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Where host *name* takes *model* from: C(upstreams) for model_sync, and whether it asks the hub first (C(seed)).
+    """Where host *name* takes *model* from: C(upstreams) for model_sync, and whether it may ask the hub (C(seed)).
 
     *helper*: name, address and port of a relay outside of *hosts*.
     """
@@ -105,7 +106,9 @@ def place_of(
         members.append(Member(str(helper["name"]), complete=True))
     place = arrange(members).get(name, Place((), True))
     upstreams = [relays[host] for host in place.upstreams if relays[host]["port"]]
-    return {"upstreams": upstreams, "seed": not upstreams}
+    complete = any(member.complete for member in members if member.name == name)
+    # A complete host lacks little, if anything: it need not wait for neighbours that are gone.
+    return {"upstreams": upstreams, "seed": complete or not upstreams}
 
 
 def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[str, Any]:
@@ -128,7 +131,8 @@ def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[s
             )
         missing = [path for plan in plans for path in plan["missing"]]
         count = sum(plan["missing_files"] for plan in plans)
-        verdict = "refused" if found else "complete" if not count else "fits"
+        unproven = any(plan.get("unproven_files") for plan in plans)
+        verdict = "refused" if found else "fits" if count else "to be hashed" if unproven else "complete"
         shown = ", ".join(missing[:SHOWN_FILES]) + (", ..." if count > SHOWN_FILES else "")
         bytes_of = [sum(plan["bytes"] for plan in plans), need, first["free"], first["reserve"]]
         rows.append([host, str(count), *map(format_bytes, bytes_of), verdict, shown])

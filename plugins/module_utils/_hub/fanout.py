@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 ONE_CHAIN = 16
 CHAIN = 8
+SIBLINGS = 4
+"""Other sources that a source may ask for what turns out to be rotten; of each side, in the order of the racks."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Place:
     """Where a host is in the fan-out."""
 
     upstreams: tuple[str, ...]
-    """In order of preference; empty for sources and for the host that asks the hub."""
+    """In order of preference; empty for the host that asks the hub. Those of sources are other sources."""
     hub: bool
     """The hub is its first origin: it makes the one copy over the WAN."""
 
@@ -39,11 +41,12 @@ class Place:
 def arrange(members: Sequence[Member]) -> dict[str, Place]:
     """The place of every host, in the order of the inventory, racks kept together.
 
-    Nobody has an upstream that may, by whatever fallbacks, take from it: upstreams come earlier in the chain, are the
-    first host of all, or are complete.
+    No receiver has an upstream that may, by whatever fallbacks, take from it: upstreams come earlier in the chain, are
+    the first host of all, or are complete. Sources may ask each other: what one finds rotten the others have, and where
+    all of them miss the same file, the one that waits without progress gives up and asks the hub.
     """
     sources = [member for member in members if member.complete]
-    places = {source.name: Place((), False) for source in sources}
+    places = _arrange_sources(by_rack(sources))
     receivers = by_rack(member for member in members if not member.complete)
     for number, chain in enumerate(split_chains(receivers)):
         for position, member in enumerate(chain):
@@ -53,6 +56,14 @@ def arrange(members: Sequence[Member]) -> dict[str, Place]:
             upstreams = (*before, *ready, *seed)
             places[member.name] = Place(upstreams, hub=not upstreams)
     return places
+
+
+def _arrange_sources(sources: Sequence[Member]) -> dict[str, Place]:
+    names = [source.name for source in sources]
+    return {
+        name: Place((*reversed(names[max(0, at - SIBLINGS) : at]), *names[at + 1 : at + 1 + SIBLINGS]), hub=False)
+        for at, name in enumerate(names)
+    }
 
 
 def by_rack(members: Iterable[Member]) -> list[Member]:

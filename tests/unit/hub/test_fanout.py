@@ -55,9 +55,8 @@ def test_beyond_16_hosts_chains_of_at_most_8_start_at_the_first_host(count: int)
 
 def test_chains_start_at_different_sources() -> None:
     places = arrange(members(22, complete=(1, 2)))
-    heads = [
-        place.upstreams[0] for place in places.values() if place.upstreams and place.upstreams[0] in ("gpu1", "gpu2")
-    ]
+    receivers = [place for name, place in places.items() if name not in ("gpu1", "gpu2")]
+    heads = [place.upstreams[0] for place in receivers if place.upstreams[0] in ("gpu1", "gpu2")]
     assert sorted(heads) == ["gpu1", "gpu1", "gpu2"]
 
 
@@ -78,14 +77,21 @@ def test_the_source_of_the_own_rack_comes_first() -> None:
 @pytest.mark.parametrize(("count", "complete"), [(4, ()), (20, ()), (20, (3, 9)), (5, (5,))])
 def test_nobody_can_end_up_taking_from_a_host_that_takes_from_it(count: int, complete: tuple[int, ...]) -> None:
     places = arrange(members(count, complete))
+    sources = {f"gpu{number}" for number in complete}
     for one, other in itertools.combinations(places, 2):
-        assert not (one in places[other].upstreams and other in places[one].upstreams)
-    done: set[str] = set()
+        both = one in places[other].upstreams and other in places[one].upstreams
+        assert not both or {one, other} <= sources
+    # Sources have everything; what they ask each other for is what they find rotten.
+    assert all(set(places[name].upstreams) <= sources for name in sources)
+    done = sources
     while len(done) < count:
         ready = {name for name, place in places.items() if name not in done and set(place.upstreams) <= done}
         assert ready, "a circle"
         done |= ready
 
 
-def test_when_all_are_complete_nobody_asks_anybody() -> None:
-    assert arrange(members(2, complete=(1, 2))) == {"gpu1": Place((), hub=False), "gpu2": Place((), hub=False)}
+def test_complete_hosts_have_each_other_for_what_they_find_rotten() -> None:
+    places = arrange(members(12, complete=tuple(range(1, 13))))
+    assert places["gpu1"] == Place(("gpu2", "gpu3", "gpu4", "gpu5"), hub=False)
+    assert places["gpu6"].upstreams == ("gpu5", "gpu4", "gpu3", "gpu2", "gpu7", "gpu8", "gpu9", "gpu10")
+    assert arrange(members(1, complete=(1,))) == {"gpu1": Place((), hub=False)}

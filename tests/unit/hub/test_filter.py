@@ -90,6 +90,26 @@ def test_a_complete_host_takes_part_only_for_the_others() -> None:
     assert part_in(hostvars, ["g1", "g2"], MODEL, "g2", "never")["relay"] is False
 
 
+def test_complete_hosts_that_are_to_be_hashed_have_relays_and_each_other() -> None:
+    hosts = ["g1", "g2"]
+    hostvars = {host: started(host, complete=True) for host in hosts}
+    assert part_in(hostvars, hosts, MODEL, "g1", "auto")["relay"] is True
+    place = place_of(hostvars, hosts, MODEL, "g1")
+    assert ([upstream["name"] for upstream in place["upstreams"]], place["seed"]) == (["g2"], True)
+    assert part_in(hostvars, ["g1"], MODEL, "g1", "auto")["relay"] is False
+
+
+def test_a_helper_that_failed_is_none() -> None:
+    for helper in ({}, {"name": "g1", "failed": True}, {"name": "g1", "unreachable": True, "port": None}):
+        assert place_of({"g2": started("g2")}, ["g2"], MODEL, "g2", helper) == {"upstreams": [], "seed": True}
+
+
+def test_the_table_tells_what_is_only_to_be_hashed() -> None:
+    found = seen(True)
+    found["plan"]["unproven_files"] = 4
+    assert "to be hashed" in precheck({"g1": inspected(found)}, ["g1"])["lines"][-1]
+
+
 def test_a_host_of_an_earlier_batch_helps_where_no_host_of_this_one_can() -> None:
     result = {"a/A": {"link": "/srv/models/a--A", "content_id": "sha256:1"}}
     hostvars = {"g1": {"model_store_result": result}, "g2": inspected(seen())}
