@@ -25,7 +25,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.sync import s
 TOKEN = "0123456789abcdef"
 DEFAULTS = {
     "revision": "master",
-    "source": "modelscope",
     "token": None,
     "proxy": "",
     "link": None,
@@ -57,6 +56,7 @@ class FleetHost:
     folder: Path
     endpoint: str
     manifest: Manifest
+    source: str = "modelscope"
 
     @property
     def store(self) -> Path:
@@ -68,13 +68,14 @@ class FleetHost:
 
     @property
     def control(self) -> JobControl:
-        return JobControl(self.runtime, str(self.store), "modelscope", self.manifest.repo)
+        return JobControl(self.runtime, str(self.store), self.source, self.manifest.repo)
 
     def params(self, state: str, **options: Any) -> dict[str, Any]:
         """The arguments of the module."""
         given = {
             "state": state,
             "repo": self.manifest.repo,
+            "source": self.source,
             "manifest": json.loads(self.manifest.dumps()),
             "endpoint": self.endpoint,
             "store": str(self.store),

@@ -33,6 +33,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import manifest as manifests
+from ansible_collections.socle.inference.plugins.module_utils._hub.directory import NAME as DIRECTORY
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
@@ -42,6 +43,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.peer import P
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Limits, Relay, star_connections
+from ansible_collections.socle.inference.plugins.module_utils._hub.reserve import GONE_S, Reserve
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -52,6 +54,8 @@ JOIN_S = 600.0
 IDLE_S = 600.0
 """How long a relay serves after its own download and the last request."""
 RATE_WINDOW_S = 10.0
+LOCK_TIMEOUT_S = 600.0
+"""How long a job waits for another run that holds the repository's lock, unless the spec says otherwise."""
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -145,7 +149,7 @@ def hub_of(spec: dict[str, Any]) -> Hub:
     )
 
 
-def request_of(spec: dict[str, Any], manifest: Manifest, check: bool = False) -> Request:
+def request_of(spec: dict[str, Any], manifest: Manifest) -> Request:
     """What a spec asks for."""
     return Request(
         repo=spec["repo"],
@@ -156,14 +160,13 @@ def request_of(spec: dict[str, Any], manifest: Manifest, check: bool = False) ->
         structure=spec.get("verify") == "structure",
         verify_max_age_s=spec.get("verify_max_age_s"),
         reserve_bytes=reserve_bytes(spec.get("reserve_gib")),
+        lock_timeout_s=LOCK_TIMEOUT_S if spec.get("lock_timeout") is None else float(spec["lock_timeout"]),
         manifest=manifest,
         adopt_from=tuple(Path(folder) for folder in spec.get("adopt_from") or ()),
         allow_shared_fs=bool(spec.get("allow_shared_fs")),
         allow_volatile_fs=bool(spec.get("allow_volatile_fs")),
         force=bool(spec.get("force_prechecks")),
         offline=bool(spec.get("offline")),
-        check=check,
-        probe=check,
     )
 
 
@@ -238,6 +241,35 @@ class _Watched:
         return self._origin.describe_route()
 
 
+class _Late:
+    """The origin of a hub, made when it is first asked: who finds everything at neighbours needs no folder here."""
+
+    def __init__(self, hub: Hub, manifest: Manifest) -> None:
+        self._hub = hub
+        self._manifest = manifest
+        self._lock = threading.Lock()
+        self._made: Origin | None = None
+        self.host = hub.host
+        self.kind = "disk" if hub.name == DIRECTORY else "wan"
+        self.ranges = hub.name != DIRECTORY
+        self.policy = hub.policy
+        self.sleep = hub.sleep
+
+    def open_file(self, file: ModelFile, offset: int, end: int | None = None) -> Any:
+        return self._origin().open_file(file, offset, end)
+
+    def is_own(self, url: str | None) -> bool:
+        return self._origin().is_own(url)
+
+    def describe_route(self) -> str:
+        return self._origin().describe_route()
+
+    def _origin(self) -> Origin:
+        with self._lock:
+            self._made = self._made or self._hub.origin(self._manifest)
+            return self._made
+
+
 class Job:
     """One model, from the spec to the end of serving it."""
 
@@ -256,6 +288,7 @@ class Job:
                 "total": self.manifest.total_bytes,
                 "address": None,
                 "port": None,
+                "systemd_unit": spec.get("systemd_unit"),
             },
         )
         self.relay: Relay | None = None
@@ -308,11 +341,12 @@ class Job:
 
     def _origins(self, hub: Hub, order: dict[str, Any]) -> Sequence[Origin]:
         policy = policy_of(self.spec)
-        found: list[Origin] = [
-            Peer(check_upstream(upstream), order["token"], policy) for upstream in order["upstreams"]
-        ]
-        # Last for a chain's member: when every host before it is gone, it takes the download over.
-        found.append(hub.origin(self.manifest))
+        peers = [Peer(check_upstream(upstream), order["token"], policy) for upstream in order["upstreams"]]
+        last = _Late(hub, self.manifest)
+        found: list[Origin] = [*peers, last]
+        if peers and not order.get("hub"):
+            reserve = Reserve(last, peers, float(self.spec.get("gone_s") or GONE_S))
+            found = [*reserve.upstreams, reserve]
         return [_Watched(origin, self.status) for origin in found]
 
     def _await_order(self) -> dict[str, Any] | None:

@@ -8,12 +8,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +71,6 @@ class JobControl:
         self.id = hashlib.sha256(f"{store}\0{source}\0{repo}".encode()).hexdigest()[:12]
         self.folder = Folder(base / self.id)
 
-    @property
-    def unit(self) -> str:
-        return f"socle-models-{self.id}.service"
-
     def look(self) -> View | None:
         """The job, running or over; None where there is none."""
         if not self.folder.path.is_dir():
@@ -88,13 +85,24 @@ class JobControl:
             result if isinstance(result, dict) else None,
         )
 
-    def start(self, spec: dict[str, Any], manifest: Manifest) -> tuple[View, bool]:
-        """The job that brings *manifest*, and whether it is a new one. Raises StoreError and HubError."""
+    def start(
+        self, spec: dict[str, Any], manifest: Manifest, renew: Callable[[], dict[str, Any] | None] = lambda: None
+    ) -> tuple[View, bool]:
+        """The job that brings *manifest*, and whether it is a new one. Raises StoreError and HubError.
+
+        A job that is over answers for an earlier run: its result is never this run's. But its relay may have
+        neighbours, so it stays where *renew*, a fresh look at the store, finds nothing to do: what that returns is
+        the result from then on.
+        """
         with self._controlled():
             view = self.look()
-            if view and view.running:
+            if view and view.running and not view.over:
                 self._check_same(view, manifest)
-                if not view.failed:
+                return self._admit(view, spec), False
+            if view and view.running:
+                result = renew() if self._serves(view, spec, manifest) else None
+                if result is not None:
+                    write_private(self.folder.result, {"failed": False, "result": result})
                     return self._admit(view, spec), False
                 self._end(view)
             self._clear()
@@ -123,6 +131,7 @@ class JobControl:
         order = {
             "upstreams": [vars(upstream) for upstream in reached],
             "token": token,
+            "hub": ask_hub or allow_multi_wan,
         }
         write_private(self.folder.upstreams, order)
         self._await(lambda: bool((read_json(self.folder.status) or {}).get("joined")) or self.folder.result.exists())
@@ -157,6 +166,12 @@ class JobControl:
 
     # Inside
 
+    def _serves(self, view: View, spec: dict[str, Any], manifest: Manifest) -> bool:
+        """Whether a job that is over serves what a new one would, where it would."""
+        relay = spec.get("relay") or {}
+        same = view.status.get("content_id") == manifest.content_id
+        return bool(same and not view.failed and relay and view.status.get("address") == relay["address"])
+
     def _check_same(self, view: View, manifest: Manifest) -> None:
         found = view.status.get("content_id")
         if found and found != manifest.content_id:
@@ -169,7 +184,8 @@ class JobControl:
             )
 
     def _ending(self, view: View) -> str:
-        return f"systemctl stop {self.unit}" if _has_systemd() else f"kill {view.status.get('pid')}"
+        unit = view.status.get("systemd_unit")
+        return f"systemctl stop {unit}" if unit else f"kill {view.status.get('pid')}"
 
     def _admit(self, view: View, spec: dict[str, Any]) -> View:
         """Let the relay of a job that runs already accept this run's token too."""
@@ -184,11 +200,13 @@ class JobControl:
             shutil.copyfile(place, self.folder.payload)
             place = self.folder.payload
         environment = {name: value for name, value in os.environ.items() if name.lower() in PROXY_VARIABLES}
-        write_private(self.folder.spec, {**spec, "environment": environment})
+        # A name of its own: systemd may still have the unit of the job before, when that gave its lock back already.
+        unit = f"socle-models-{self.id}-{secrets.token_hex(4)}.service" if _has_systemd() else None
+        write_private(self.folder.spec, {**spec, "environment": environment, "systemd_unit": unit})
         command = [sys.executable, "-c", BOOT, str(place), str(self.folder.path)]
-        if _has_systemd():
+        if unit:
             command = [
-                *("systemd-run", "--quiet", "--collect", f"--unit={self.unit}", f"--description=Model {self.repo}"),
+                *("systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--description=Model {self.repo}"),
                 *(
                     f"--property=StandardOutput=file:{self.folder.log}",
                     f"--property=StandardError=file:{self.folder.log}",

@@ -87,6 +87,8 @@ class Request:
     check: bool = False
     probe: bool = False
     """In check mode: try writing into the store nevertheless."""
+    look_only: bool = False
+    """In check mode: hash nothing; the plan counts what is left to be proven."""
 
 
 @dataclass
@@ -266,7 +268,7 @@ class _Run:
         started, now = time.monotonic(), time.time()
         full = self._is_full(manifest) if full is None else full
         try:
-            found = self.store.inspect(manifest, self.ledger, full, self.progress)
+            found = self.store.inspect(manifest, self.ledger, full, self.progress, not self.request.look_only)
         except OSError as error:
             raise StoreError(f"{error.filename} cannot be verified: {error.strerror}") from error
         finally:
@@ -305,7 +307,7 @@ class _Run:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
         linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
-        if self.request.check and self._is_full(found.manifest):
+        if self.request.check and not self.request.look_only and self._is_full(found.manifest):
             linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
@@ -631,6 +633,7 @@ class _Run:
             "free": self.looked["free"],
             "missing": [file.path for file in inspection.wanted][:SHOWN_FILES],
             "missing_files": len(inspection.wanted),
+            "unproven_files": len(inspection.unproven),
             "faults": [{"id": fault.id, "message": fault.message} for fault in faults],
             "store": self.looked,
         }

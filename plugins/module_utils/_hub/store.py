@@ -75,6 +75,8 @@ class Inspection:
     wanted: list[ModelFile] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
+    """There with the right size, and not hashed, since only a look was wanted."""
     rotten: list[tuple[int, int]] = field(default_factory=list)
     """Inode and device of what was hashed and found to be something else."""
     hashed_files: int = 0
@@ -155,8 +157,13 @@ class RepoStore:
             default=None,
         )
 
-    def inspect(self, manifest: Manifest, ledger: Ledger, full: bool, progress: Progress) -> Inspection:
-        """Compare rev/<id> with *manifest*: by the ledger, and by hashing where that says nothing (or *full*)."""
+    def inspect(
+        self, manifest: Manifest, ledger: Ledger, full: bool, progress: Progress, by_hash: bool = True
+    ) -> Inspection:
+        """Compare rev/<id> with *manifest*: by the ledger, and by hashing where that says nothing (or *full*).
+
+        Without *by_hash* nothing is read: what the ledger does not prove is named as unproven.
+        """
         folder = self.revision(manifest.id)
         found = Inspection()
         files = {file.path: file for file in manifest.files}
@@ -173,6 +180,8 @@ class RepoStore:
                 found.damaged.append(path)
             elif ledger.proves(manifest.id, file, status) and not full:
                 found.intact[path] = status
+            elif not by_hash:
+                found.unproven.append(path)
             else:
                 to_hash.append((file, status))
         total = sum(file.size for file, _status in to_hash)
@@ -186,7 +195,8 @@ class RepoStore:
                 found.rotten.append((status.st_ino, status.st_dev))
         found.hashed_files, found.hashed_bytes = len(to_hash), total
         found.damaged.sort()
-        found.wanted = [file for file in manifest.files if file.path not in found.intact]
+        there = {*found.intact, *found.unproven}
+        found.wanted = [file for file in manifest.files if file.path not in there]
         return found
 
     def reusable(self, wanted: Iterable[ModelFile], ledger: Ledger, snapshot: str) -> dict[str, Source]:

@@ -8,10 +8,11 @@ import calendar
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub import manifest as manifests
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
 from ansible_collections.socle.inference.plugins.module_utils._hub.job import hub_of, request_of
@@ -72,8 +73,7 @@ def _manifest_of(spec: Mapping[str, Any]) -> Manifest:
 
 def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, check: bool) -> dict[str, Any]:
     """What this host has and lacks, by one look at each file; what is to be hashed is left to the job."""
-    quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
-    found = ensure_snapshot(request_of(quick, manifest, check=True), hub_of(spec), Progress())
+    found = _look(spec, manifest, probe=not check)
     plan = found["plan"]
     found.pop("diff")
     view = control.look()
@@ -86,10 +86,29 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
         # A look changes nothing; what the run would change is an answer in check mode alone.
         "changed": bool(found["changed"] and check),
         "complete": not plan["missing_files"],
-        "work": bool(found["changed"] or due or running),
+        "work": bool(found["changed"] or plan["unproven_files"] or due or running),
         "plan": plan,
         "job": _show(view) if view is not None and running else None,
     }
+
+
+def _look(spec: Mapping[str, Any], manifest: Manifest, probe: bool) -> dict[str, Any]:
+    """The result of a snapshot in check mode, by one look at each file; with *probe* writing is tried."""
+    quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
+    request = replace(request_of(quick, manifest), check=True, look_only=True, probe=probe)
+    return ensure_snapshot(request, hub_of(quick), Progress())
+
+
+def _renew(spec: Mapping[str, Any], manifest: Manifest) -> dict[str, Any] | None:
+    """The result of a run that finds nothing to do; None where it would do something, or hash."""
+    try:
+        found = _look(spec, manifest, probe=False)
+    except SocleError:
+        # A job of its own says so, and may repair it.
+        return None
+    plan = found.pop("plan")
+    proven = not found["changed"] and not plan["unproven_files"]
+    return found if proven and not is_due(spec, found["verify"]["checked"], time.time()) else None
 
 
 def is_due(spec: Mapping[str, Any], checked: str | None, now_s: float) -> bool:
@@ -111,7 +130,7 @@ def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dic
         }
     for name in ("relay_token", "upstreams"):
         spec.pop(name, None)
-    view, new = control.start({**spec, "relay": relay}, manifest)
+    view, new = control.start({**spec, "relay": relay}, manifest, lambda: _renew(spec, manifest))
     return {
         # The model is not changed by a job that only begins; the state finished tells.
         "changed": False,

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -18,13 +20,18 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub import job_control
+from ansible_collections.socle.inference.plugins.module_utils._hub import job_control, prechecks
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.lan import choose_address
 from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Relay
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_fleet import TOKEN, FleetHost, await_that, begin, resolve
+from tests.support.model_store import base, rot
 from tests.unit.hub.conftest import PROJECT, REPO, WEIGHTS, tensors
 
 Fleet = Callable[[int], list[FleetHost]]
@@ -291,6 +298,109 @@ def test_a_job_for_another_content_is_named(hub: HubSimulator, fleet: Fleet, fol
     finish([host])
 
 
+def test_a_job_that_is_over_does_not_answer_for_a_later_run(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    (host,) = fleet(1)
+    begin([host])
+    assert finish([host])[0]["changed"]
+    before = host.job().status["pid"]
+    begin([host], relay_token="of another run")
+    result = finish([host])[0]
+    assert (result["changed"], result["bytes"]["wan"]) == (False, 0), "the result of the run before"
+    assert host.job().status["pid"] == before, "its neighbours may still take from its relay"
+    (host.store / "Model" / WEIGHTS).unlink()
+    begin([host])
+    result = finish([host])[0]
+    assert result["changed"] and contents(host) == model(folder)
+    begin([host], verify="full")
+    result = finish([host])[0]
+    assert (result["changed"], result["verify"]["level"]) == (False, "full")
+    assert result["verify"]["hashed_files"] == len(host.manifest.files)
+
+
+def test_a_relay_of_another_content_is_not_in_the_way_once_it_only_serves(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    (host,) = fleet(1)
+    begin([host])
+    finish([host])
+    (folder / "config.json").write_text("{}")
+    newer = host.with_model(resolve(hub.url, REPO))
+    begin([newer])
+    finish([newer])
+    assert contents(newer) == model(folder)
+
+
+def test_what_the_ledger_does_not_prove_is_hashed_by_the_job_and_once(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    begin([host])
+    finish([host])
+    host.call("stopped")
+    hub.reset()
+    (base(host.store) / "ledger.json").unlink()
+    for _time in range(2):
+        found = host.call("inspected")
+        plan = found["plan"]
+        assert (found["complete"], found["work"], found["verify"]["hashed_files"]) == (True, True, 0)
+        assert (plan["unproven_files"], plan["need"]) == (len(host.manifest.files), 0)
+    assert not sync(host.params("inspected"), check=True)["changed"]
+    begin([host])
+    result = finish([host])[0]
+    assert (result["changed"], result["verify"]["hashed_files"]) == (False, len(host.manifest.files))
+    found = host.call("inspected")
+    assert (found["complete"], found["work"], found["plan"]["unproven_files"]) == (True, False, 0)
+    assert hub.requests == []
+
+
+def test_a_look_in_check_mode_writes_nothing_into_the_store(fleet: Fleet, monkeypatch: Any) -> None:
+    (host,) = fleet(1)
+    host.store.mkdir(parents=True)
+    probed: list[Path] = []
+    monkeypatch.setattr(prechecks, "try_writing", lambda folder: probed.append(folder))
+    sync(host.params("inspected"), check=True)
+    assert probed == []
+    sync(host.params("inspected"), check=False)
+    assert probed
+
+
+def test_a_rotten_file_comes_from_a_neighbour(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(3)
+    begin(hosts)
+    finish(hosts)
+    for host in hosts:
+        host.call("stopped")
+    hub.reset()
+    rot(hosts[0].store, hosts[0].store / "Model" / WEIGHTS)
+    rot(hosts[2].store, hosts[2].store / "Model" / WEIGHTS)
+    begin(hosts, verify="full")
+    results = finish(hosts)
+    assert [contents(host) for host in hosts] == [model(folder)] * 3
+    assert hub.requests == []
+    assert [result["bytes"]["lan"] > 0 for result in results] == [True, False, True]
+
+
+def test_a_folder_that_only_one_host_has_serves_the_others(fleet: Fleet, folder: Path, tmp_path: Path) -> None:
+    manifest = make_hub("directory", path=str(folder)).resolve(REPO, "master")
+    hosts = [dataclasses.replace(host, manifest=manifest, source="directory") for host in fleet(2)]
+    for host, path in zip(hosts, (folder, tmp_path / "not mounted"), strict=True):
+        host.call("started", path=str(path))
+    hosts[0].call("joined", seed=True)
+    hosts[1].call("joined", upstreams=[hosts[0].upstream()])
+    results = finish(hosts)
+    assert [result["bytes"]["lan"] for result in results] == [0, manifest.total_bytes]
+    for host in hosts:
+        host.call("stopped")
+
+
+def test_a_job_waits_for_the_lock_as_long_as_it_is_told(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    store = RepoStore(host.store, "modelscope", REPO)
+    store.prepare()
+    with store.locked(0, Progress()):
+        begin([host], lock_timeout=0)
+        with pytest.raises(HubError, match="another run holds the lock"):
+            host.call("finished")
+
+
 def test_a_failed_job_gives_its_reason_and_a_rerun_starts_anew(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
     (host,) = fleet(1)
     hub.add_rule(path=WEIGHTS, count=-1, status=404)
@@ -433,10 +543,16 @@ def test_with_systemd_the_job_is_a_transient_unit_of_a_name_that_says_what_it_is
     finish([host])
     assert contents(host) == model(folder)
     argv = seen.read_text()
-    assert f"--unit=socle-models-{host.control.id}.service\n" in argv and "--collect\n" in argv
+    unit = host.job().status["systemd_unit"]
+    assert re.fullmatch(rf"socle-models-{host.control.id}-[0-9a-f]{{8}}\.service", unit)
+    assert f"--unit={unit}\n" in argv and "--collect\n" in argv
     assert "hubsecret" not in argv and TOKEN not in argv
-    with pytest.raises(StoreError, match=f"systemctl stop socle-models-{host.control.id}.service"):
-        (folder / "config.json").write_text("{}")
+    host.call("stopped")
+    hub.reset()
+    host.call("started", endpoint=hub.url, verify="full")
+    assert host.job().status["systemd_unit"] not in (unit, None), "systemd may still have the unit of the job before"
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(StoreError, match=f"systemctl stop {host.job().status['systemd_unit']}"):
         host.with_model(resolve(hub.url, REPO)).call("started")
 
 
