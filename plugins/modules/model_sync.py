@@ -35,7 +35,8 @@ options:
     description:
       - V(inspected) looks at the store and says what is missing, what is in the way, and whether a job runs. Changes
         nothing.
-      - V(started) starts the job with its relay, or finds the one that runs.
+      - V(started) starts the job with its relay, or finds the one that runs. The relay of a job that is over stays only
+        where a fresh look finds nothing to do.
       - V(joined) tells the job its O(upstreams); the download begins. A job that knows them already goes on as it is.
       - V(finished) waits for the end of the download, shows its progress, and returns its result.
       - V(stopped) ends the relay.
@@ -104,7 +105,9 @@ options:
     elements: path
     default: []
   allow_shared_fs:
-    description: Whether O(store) may be on a network file system. Then one host alone may write it.
+    description:
+      - Whether O(store) may be on a network file system. Then one host alone may write it.
+      - Of hosts that share one store, run one at a time, as with C(--limit); the others find the model there then.
     type: bool
     default: false
   allow_volatile_fs:
@@ -115,6 +118,10 @@ options:
     description: Whether to go on although space, inodes or the clock of the host speak against it.
     type: bool
     default: false
+  lock_timeout:
+    description: Seconds that the job waits for another run that works on the same model in O(store).
+    type: int
+    default: 600
   offline:
     description: Whether to fail where something is missing, instead of asking for it.
     type: bool
@@ -150,11 +157,14 @@ options:
         type: int
         required: true
   seed:
-    description: Whether the hub is what this host asks first. The others ask it only when no upstream answers any more.
+    description:
+      - Whether the hub belongs to this host, which asks it as soon as its O(upstreams), if any, do not have a file.
+      - Any other host asks it only when nothing listens any more at any of its upstreams, or when those that are silent
+        have been so for two minutes.
     type: bool
     default: false
   allow_multi_wan:
-    description: Whether a host that reaches none of its O(upstreams) may download from the hub for itself.
+    description: Whether a host that reaches none of its O(upstreams) may download from the hub for itself, at once.
     type: bool
     default: false
   runtime_dir:
@@ -199,17 +209,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 complete:
-  description: Whether all files are in the store.
+  description: Whether all files are in the store; C(plan) says how many of them are still to be hashed.
   returned: O(state=inspected)
   type: bool
 work:
-  description: Whether there is something to do; a file is missing, all are to be hashed, or a job runs.
+  description: Whether there is something to do; a file is missing, some or all are to be hashed, or a job runs.
   returned: O(state=inspected)
   type: bool
 plan:
   description:
     - What a run would download (C(bytes)), take from the free space (C(need)), find free (C(free)) and leave free
-      (C(reserve)); which files are missing (C(missing), at most 100, and C(missing_files)); what is in the way
+      (C(reserve)); which files are missing (C(missing), at most 100, and C(missing_files)); how many of the others are
+      not proven, so that the job hashes them (C(unproven_files)); what is in the way
       (C(faults), each with C(id) and C(message)).
   returned: O(state=inspected)
   type: dict
@@ -297,6 +308,7 @@ sources:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync
+from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 
 
 def main() -> None:
@@ -325,6 +337,7 @@ def main() -> None:
             "allow_shared_fs": {"type": "bool", "default": False},
             "allow_volatile_fs": {"type": "bool", "default": False},
             "force_prechecks": {"type": "bool", "default": False},
+            "lock_timeout": {"type": "int", "default": 600},
             "offline": {"type": "bool", "default": False},
             "connections": {"type": "int"},
             "relay": {"type": "bool", "default": True},
@@ -349,6 +362,7 @@ def main() -> None:
         required_if=[("state", value, ["manifest"]) for value in ("inspected", "started", "joined")],
         supports_check_mode=True,
     )
+    hide_passwords(module)
     try:
         result = sync(module.params, module.check_mode)
     except SocleError as error:
