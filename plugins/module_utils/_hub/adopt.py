@@ -24,6 +24,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import content_state, make_folder
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
 Candidates = dict[int, list[Path]]
 """Real files by size, each inode once."""
 
@@ -124,6 +126,8 @@ def _adopt_one(
 def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
     """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
     before = place.lstat()
+    if not _is_ours_alone(place, before):
+        return None
     if before.st_dev != target.parent.stat().st_dev or is_open(place, for_writing=True):
         return None
     hashes[place] = hashes.get(place) or hash_file(place)
@@ -140,6 +144,22 @@ def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -
         return None
     target.chmod(0o444)
     return target.lstat()
+
+
+def _is_ours_alone(place: Path, status: os.stat_result) -> bool:
+    """Whether nobody but root and this user can change the file, or put another one in its place meanwhile.
+
+    A file that somebody else owns stays theirs to write: an engine would load what they put there later.
+    """
+    own = (0, os.geteuid())
+    if status.st_uid not in own or status.st_mode & OTHERS_WRITE:
+        return False
+    for parent in place.parents:
+        folder = parent.stat()
+        open_to_others = folder.st_mode & OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX
+        if folder.st_uid not in own or open_to_others:
+            return False
+    return True
 
 
 def _copy(file: ModelFile, place: Path, target: Path, part: Path) -> bool:

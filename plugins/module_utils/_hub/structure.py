@@ -3,13 +3,14 @@
 """Whether the files of a model fit together, before an engine sees them. Private to socle.inference.
 
 Hashes prove that the files are those of the hub; this finds what is wrong on the hub itself: pointers in place of
-weights, truncated uploads, an index that names a shard which is not there.
+weights, truncated uploads, an index that names a shard which is not there, a shard that no index names.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
+import re
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,8 +34,12 @@ HEADS = (
 )
 """What files that should be weights were found to begin with."""
 HEADER_MAX = 100_000_000
+"""What the safetensors library itself takes."""
+JSON_MAX = 64 << 20
+"""The largest index of a model so far has 13 MB."""
 HEAD_BYTES = 64
 INDEX_SUFFIX = ".safetensors.index.json"
+SHARD = re.compile(r"(?P<prefix>.+)-\d+-of-\d+\.safetensors")
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
@@ -42,16 +47,19 @@ def check_structure(files: Iterable[ModelFile], locate: Callable[[str], Path]) -
     """Raise HubError for the first file that no engine could load; *locate* gives the place of a path."""
     paths = {file.path: file for file in files}
     headers: dict[str, set[str]] = {}
+    indexes = sorted(path for path in paths if path.endswith(INDEX_SUFFIX))
     for path, file in sorted(paths.items()):
         if file.size <= LFS_POINTER_MAX and _head(locate(path), len(LFS_POINTER)) == LFS_POINTER:
             raise _broken(path, f"is {describe_head(LFS_POINTER)}")
         if path.endswith(".safetensors"):
-            headers[path] = read_tensor_names(path, locate(path), file.size)
+            names = read_tensor_names(path, locate(path), file.size)
+            headers[path] = names if indexes else set()
         elif path in CONFIGS:
             _parse_json(path, locate(path))
-    for path in sorted(paths):
-        if path.endswith(INDEX_SUFFIX):
-            _check_index(path, _parse_json(path, locate(path)), headers)
+    named: dict[str, set[str]] = {}
+    for path in indexes:
+        named[path] = _check_index(path, _parse_json(path, locate(path)), headers)
+    _check_unnamed(named, headers)
 
 
 def read_tensor_names(path: str, location: Path, size: int) -> set[str]:
@@ -65,15 +73,20 @@ def read_tensor_names(path: str, location: Path, size: int) -> set[str]:
                 f"has no safetensors header (header length {length}, file {size} bytes): it begins with "
                 f"{describe_head(_head(location, HEAD_BYTES))}",
             )
-        raw = handle.read(length)
+        text = handle.read(length)
     try:
-        header = json.loads(raw)
+        # Of each tensor only its place is kept: a header may be large.
+        header = json.loads(text, object_pairs_hook=_places)
+        if not isinstance(header, dict):
+            raise TypeError("it is no object")
         names = {name for name in header if name != "__metadata__"}
-        spans = [header[name]["data_offsets"] for name in names]
-        sound = all(isinstance(first, int) and 0 <= first <= last for first, last in spans)
+        spans = [(int(first), int(last)) for first, last in (header[name] for name in names)]
+        sound = all(0 <= first <= last for first, last in spans)
         end = max((last for _first, last in spans), default=0)
     except (ValueError, TypeError, KeyError) as error:
         raise _broken(path, f"has a safetensors header that does not parse ({error})") from error
+    except RecursionError as error:
+        raise _broken(path, "has a safetensors header that is nested too deeply") from error
     if not sound or 8 + length + end != size:
         raise _broken(path, f"is {size} bytes long, but its header describes {8 + length + end}")
     return names
@@ -87,23 +100,54 @@ def describe_head(head: bytes) -> str:
     return f"the bytes {head[:8].hex()}" if head else "nothing"
 
 
-def _check_index(path: str, index: Any, headers: dict[str, set[str]]) -> None:
+def _places(pairs: list[tuple[str, Any]]) -> Any:
+    """A tensor's description as its first and last byte; anything else as it is."""
+    found = dict(pairs)
+    return found["data_offsets"] if isinstance(found.get("data_offsets"), list) else found
+
+
+def _check_index(path: str, index: Any, headers: dict[str, set[str]]) -> set[str]:
+    """Returns the files that the index names."""
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise _broken(path, "has no weight_map")
+    named = set()
     for tensor, name in sorted(weight_map.items()):
         shard = posixpath.join(posixpath.dirname(path), str(name))
         if shard not in headers:
             raise _broken(path, f"names the file {name!r}, which is not part of the revision")
         if tensor not in headers[shard]:
             raise _broken(path, f"says that {tensor!r} is in {name!r}, which does not hold it")
+        named.add(shard)
+    return named
+
+
+def _check_unnamed(named: dict[str, set[str]], headers: Iterable[str]) -> None:
+    """Refuse a shard beside an index of shards with the same beginning, if no index beside it names it.
+
+    Other weights may lie beside them, such as one file with all of them for another engine.
+    """
+    known = set().union(*named.values())
+    begun = {path[: -len(INDEX_SUFFIX)]: path for path in named}
+    for path, shards in named.items():
+        begun.update({match["prefix"]: path for match in map(SHARD.fullmatch, shards) if match})
+    for path in sorted(set(headers) - known):
+        match = SHARD.fullmatch(path)
+        if match and match["prefix"] in begun:
+            raise _broken(path, f"is a shard that {begun[match['prefix']]} does not name")
 
 
 def _parse_json(path: str, location: Path) -> Any:
+    with location.open("rb") as handle:
+        text = handle.read(JSON_MAX + 1)
+    if len(text) > JSON_MAX:
+        raise _broken(path, f"is larger than {JSON_MAX >> 20} MiB, which no configuration is")
     try:
-        return json.loads(location.read_bytes())
+        return json.loads(text)
     except ValueError as error:
         raise _broken(path, f"is no valid JSON ({error})") from error
+    except RecursionError as error:
+        raise _broken(path, "is nested too deeply") from error
 
 
 def _head(location: Path, count: int) -> bytes:

@@ -109,6 +109,27 @@ def test_what_somebody_writes_to_is_copied_and_not_linked(
     assert contents(Path(result["path"])) == contents(folder)
 
 
+@pytest.mark.parametrize("how", ["owner", "group", "others", "folder", "folder owner"])
+def test_what_somebody_else_could_rewrite_is_copied_and_not_linked(
+    ensure: Ensure, folder: Path, tmp_path: Path, how: str
+) -> None:
+    if "owner" in how and os.geteuid() != 0:
+        pytest.skip("needs root, to give a file away")
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    source = place / "models/Org--Model/snapshots/master" / WEIGHTS
+    if how in ("owner", "folder owner"):
+        os.chown(source if how == "owner" else place / "models", 4711, 4711)
+    elif how == "folder":
+        (place / "models").chmod(0o777)
+    else:
+        source.chmod(0o664 if how == "group" else 0o646)
+    result = ensure(adopt_from=(place,))
+    adopted = Path(result["path"]) / WEIGHTS
+    assert adopted.stat().st_ino != source.stat().st_ino
+    assert (adopted.stat().st_uid, adopted.stat().st_mode & 0o777) == (os.geteuid(), 0o444)
+    assert (result["bytes"]["adopted"], result["bytes"]["wan"]) == (result["bytes"]["total"], 0)
+
+
 def test_another_file_system_is_copied_from(
     ensure: Ensure, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

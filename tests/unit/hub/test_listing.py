@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
     parse_page,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, content_id, loads
-from ansible_collections.socle.inference.plugins.module_utils._hub.structure import check_structure
+from ansible_collections.socle.inference.plugins.module_utils._hub.structure import JSON_MAX, check_structure
 
 from tests.simulators.hub.server import HubSimulator
 
@@ -183,6 +184,8 @@ STRUCTURES: dict[str, tuple[dict[str, bytes], str | None]] = {
         {"m.safetensors": tensor_file({"w": {"data_offsets": [-4, 4]}}, 4)},
         "its header describes",
     ),
+    "offsets are text": ({"m.safetensors": tensor_file({"w": {"data_offsets": ["a", "b"]}}, 4)}, "does not parse"),
+    "no offsets": ({"m.safetensors": tensor_file({"w": {"a": 1, "b": 2}}, 4)}, "does not parse"),
     "pointer": (
         {"m.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"},
         "Git LFS pointer",
@@ -195,6 +198,48 @@ STRUCTURES: dict[str, tuple[dict[str, bytes], str | None]] = {
         {"m.safetensors": tensor_file(GOOD, 4), "m.safetensors.index.json": b'{"weight_map": {"v": "m.safetensors"}}'},
         "does not hold it",
     ),
+    "shard that the index does not name": (
+        {
+            "m-00001-of-00002.safetensors": tensor_file(GOOD, 4),
+            "m-00002-of-00002.safetensors": tensor_file({"v": {"data_offsets": [0, 4]}}, 4),
+            "m.safetensors.index.json": b'{"weight_map": {"w": "m-00001-of-00002.safetensors"}}',
+        },
+        "m-00002-of-00002.safetensors is a shard that m.safetensors.index.json does not name",
+    ),
+    "shard of another split": (
+        {
+            "m-00001-of-00001.safetensors": tensor_file(GOOD, 4),
+            "m-00001-of-00002.safetensors": tensor_file(GOOD, 4),
+            "m.safetensors.index.json": b'{"weight_map": {"w": "m-00001-of-00001.safetensors"}}',
+        },
+        "does not name",
+    ),
+    "one file with everything beside shards": (
+        {
+            "consolidated.safetensors": tensor_file(GOOD, 4),
+            "m-00001-of-00001.safetensors": tensor_file(GOOD, 4),
+            "m.safetensors.index.json": b'{"weight_map": {"w": "m-00001-of-00001.safetensors"}}',
+        },
+        None,
+    ),
+    "several indexes": (
+        {
+            "a/m-00001-of-00001.safetensors": tensor_file(GOOD, 4),
+            "consolidated-00001-of-00001.safetensors": tensor_file(GOOD, 4),
+            "m-00001-of-00002.safetensors": tensor_file(GOOD, 4),
+            "m-00002-of-00002.safetensors": tensor_file(GOOD, 4),
+            "m-more.safetensors.index.json": b'{"weight_map": {"w": "m-00002-of-00002.safetensors"}}',
+            "m.safetensors.index.json": b'{"weight_map": {"w": "m-00001-of-00002.safetensors"}}',
+        },
+        None,
+    ),
+    "deep header": ({"m.safetensors": tensor_file(b"[" * 100_000, 4)}, "nested too deeply|does not parse"),
+    "deep config": ({"config.json": b"[" * 100_000 + b"]" * 100_000}, "config.json is nested too deeply"),
+    "deep index": (
+        {"m.safetensors.index.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000},
+        "m.safetensors.index.json is nested too deeply",
+    ),
+    "large config": ({"config.json": bytes(JSON_MAX + 1)}, "is larger than 64 MiB"),
     "broken config": ({"config.json": b"{"}, "no valid JSON"),
 }
 
@@ -204,6 +249,7 @@ def test_files_that_no_engine_could_load_are_found(
     tmp_path: Path, files: dict[str, bytes], message: str | None
 ) -> None:
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     listed = [ModelFile(name, len(content), SHA) for name, content in files.items()]
     if message is None:
@@ -211,3 +257,25 @@ def test_files_that_no_engine_could_load_are_found(
     else:
         with pytest.raises(HubError, match=message):
             check_structure(listed, lambda path: tmp_path / path)
+
+
+def test_a_large_header_takes_little_memory(tmp_path: Path) -> None:
+    """40 000 tensors, as the largest models have in all their files together."""
+    header = {
+        f"model.layers.{number}.mlp.experts.gate_proj.weight_scale_inv": {
+            "dtype": "F8_E4M3",
+            "shape": [7168, 2048],
+            "data_offsets": [0, 4],
+        }
+        for number in range(40_000)
+    }
+    (tmp_path / "m.safetensors").write_bytes(tensor_file(header, 4))
+    size = (tmp_path / "m.safetensors").stat().st_size
+    del header
+    tracemalloc.start()
+    try:
+        check_structure([ModelFile("m.safetensors", size, SHA)], lambda path: tmp_path / path)
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * size
