@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import random
 import re
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import EMPTY_SHA256, ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.meter import Cancelled, Meter
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Back, NotYet, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.parts import BUFFER_BYTES, Part, Segment
@@ -38,7 +37,6 @@ PIECE_S = 8.0
 """Beside others, a connection fetches so much of a file that its request costs little, and not more, so that the start
 of the file, which is what neighbours get, grows steadily."""
 PIECE_MAX_BYTES = 512 << 20
-EMPTY_SHA256 = hashlib.sha256().hexdigest()
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 EXPIRED = frozenset({401, 403, 404, 410})
 CROWDED = frozenset({429, 503})
@@ -173,8 +171,10 @@ class _Fetch:
                 self._give_up(
                     standing,
                     HashMismatch(
-                        f"{self.file.path} from {host}: {error}; nothing was published",
+                        f"{self.file.path} from {host}: {error} (expected SHA-256 {self.file.sha256[:12]}) in "
+                        f"{standing.mismatches} tries; nothing was published",
                         file=self.file.path,
+                        expected_sha256=self.file.sha256,
                         tries=standing.mismatches,
                     ),
                 )

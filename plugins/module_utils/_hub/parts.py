@@ -28,6 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Sto
 from ansible_collections.socle.inference.plugins.module_utils._hub.aside import Aside
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import GIB
 
 BUFFER_BYTES = 1 << 20
 JOURNAL_BYTES = 4 << 20
@@ -38,7 +39,6 @@ MARK_BYTES = 64 << 20
 MARKS = 256
 IDLE_S = 5.0
 """A connection that brought nothing for so long may lose what it has not fetched yet to another one."""
-GIB = 1 << 30
 
 Spans = list[tuple[int, int]]
 """Sorted ranges [start, end) in bytes that neither touch nor overlap."""

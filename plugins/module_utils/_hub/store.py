@@ -54,6 +54,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 STALE_STAGE_S = 7 * 86400
 LOCK_POLL_S = 0.25
 TRASH = "trash-"
+FLAT_TAIL_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class RepoStore:
         folders = {parent.as_posix() for path in files for parent in Path(path).parents}
         to_hash: list[tuple[ModelFile, os.stat_result]] = []
         seen: set[str] = set()
-        for path, status in _walk(folder, folders, found.extra):
+        for path, status in _list_tree(folder, folders, found.extra):
             file = files.get(path)
             if file is None:
                 found.extra.append(path)
@@ -406,7 +407,7 @@ class RepoStore:
     def reject(self, job: Path, file: ModelFile, snapshot: str) -> Path:
         """Keep what arrived wrong, once per file, for a person to look at."""
         make_folder(self.rejected)
-        place = self.rejected / f"{snapshot}-{file.path.replace('/', '%')[-150:]}"
+        place = self.rejected / f"{snapshot}-{_flat_name(file.path)}"
         part_of(job, file).replace(place)
         forget_journal(part_of(job, file))
         return place
@@ -449,7 +450,7 @@ class RepoStore:
         *linked* are the states of the files that other snapshots can reach too: they must not have changed since.
         """
         tree, folder = job / "tree", self.revision(manifest.id)
-        fresh = dict(_walk(tree, None, []))
+        fresh = dict(_list_tree(tree, None, []))
         for path, status in linked.items():
             if path not in fresh or content_state(fresh[path]) != content_state(status):
                 raise StoreError(
@@ -462,7 +463,7 @@ class RepoStore:
             make_folder(self.rejected)
             # From now on its age counts.
             os.utime(folder / path, follow_symlinks=False)
-            (folder / path).rename(self.rejected / f"extra-{job.name}-{number}-{path.replace('/', '%')[-100:]}")
+            (folder / path).rename(self.rejected / f"extra-{job.name}-{number}-{_flat_name(path)}")
         if folder.exists():
             for path in fresh:
                 make_folder((folder / path).parent)
@@ -521,6 +522,13 @@ class RepoStore:
 def part_of(job: Path, file: ModelFile) -> Path:
     """Where *file* grows: named by content and path, so that a later run can go on with it."""
     return job / "part" / f"{file.sha256}-{hashlib.sha256(file.path.encode()).hexdigest()[:12]}"
+
+
+def _flat_name(path: str) -> str:
+    """*path* as one name that no other path has, short enough for a file system, and told by its end."""
+    raw = os.fsencode(path)
+    tail = raw.replace(b"/", b"%")[-FLAT_TAIL_BYTES:].decode("utf-8", "ignore")
+    return f"{hashlib.sha256(raw).hexdigest()[:12]}-{tail}"
 
 
 def _held(location: Path, file: ModelFile) -> int:
@@ -588,7 +596,7 @@ def sync_tree(folder: Path) -> None:
         sync_folder(Path(parent))
 
 
-def _walk(folder: Path, expected: set[str] | None, extra: list[str]) -> list[tuple[str, os.stat_result]]:
+def _list_tree(folder: Path, expected: set[str] | None, extra: list[str]) -> list[tuple[str, os.stat_result]]:
     """All below *folder* that is no folder; links are not followed. Unexpected folders end up in *extra*, whole."""
     found: list[tuple[str, os.stat_result]] = []
     pending = [""]

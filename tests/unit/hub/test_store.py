@@ -373,7 +373,7 @@ def test_structure_is_looked_into_on_demand_and_with_full(ensure: Ensure, monkey
     assert looked == [6, 6]
 
 
-def test_a_full_check_leaves_the_page_cache_as_it_was(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_check_fills_no_page_cache(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
     total = ensure()["bytes"]["total"]
     dropped = []
     monkeypatch.setattr(hashing, "DROP_BYTES", 1 << 19)
@@ -600,6 +600,36 @@ def test_what_was_received_of_another_revision_goes_where_space_is_short(
     with pytest.raises(StoreError, match="GiB free, but"):
         ensure(facts=facts(free=10), reserve_bytes=10 << 20)
     assert young.exists(), "what makes no room is kept"
+
+
+# What is moved aside
+
+
+@pytest.mark.parametrize(
+    "name", ["模" * 80, "é" * 120, "a" * 250, b"\xff".decode("utf-8", "surrogateescape") + "b" * 200]
+)
+def test_foreign_files_with_long_names_are_moved_aside(ensure: Ensure, store: Path, name: str) -> None:
+    path = Path(ensure()["path"])
+    for letter in ("A", "B"):
+        (path / letter).mkdir()
+        (path / "extra" / f"{letter}{name}").write_text(letter)
+    (path / f"C{name}").write_text("C")
+    assert ensure()["files"]["removed"] == 5
+    rejected = base(store) / "stage" / "rejected"
+    assert sorted(place.read_text() for place in rejected.iterdir() if place.is_file()) == ["A", "B", "C"]
+
+
+def test_what_arrived_wrong_under_a_long_name_is_kept(
+    ensure: Ensure, hub: HubSimulator, folder: Path, store: Path
+) -> None:
+    name = f"{'型' * 60}/{'模' * 80}.bin"
+    (folder / name).parent.mkdir()
+    (folder / name).write_bytes(bytes(range(250)))
+    hub.add_rule(path="/repo/files", sha256={name: "0" * 64})
+    with pytest.raises(HubError, match="what arrived is kept in"):
+        ensure()
+    (kept,) = (base(store) / "stage" / "rejected").iterdir()
+    assert kept.name.endswith("模.bin")
 
 
 # Who works on it
