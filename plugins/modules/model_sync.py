@@ -136,7 +136,8 @@ options:
   lan_address:
     description:
       - Address of the host that its neighbours reach.
-      - Default is the address that Ansible connects to where the host has it, else that of the default route.
+      - Default is the address that Ansible connects to where the host has it, else that of the default route. A public
+        address is used only when it is given here.
     type: str
   upstreams:
     description: For O(state=joined), where to take the files from, best first, as O(state=started) returned it there.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import re
@@ -81,9 +82,13 @@ def test_content_that_is_always_wrong_is_fetched_twice_and_kept(bench: Bench, da
     assert caught.value.fields["expected_sha256"] != caught.value.fields["actual_sha256"]
 
 
-def test_an_empty_body_has_its_own_message(bench: Bench) -> None:
+def test_an_empty_body_has_its_own_message(bench: Bench, data: bytes) -> None:
     bench.hub.add_rule(path=STORAGE, empty=True, count=-1)
-    with pytest.raises(HashMismatch, match=rf"{NAME} from .*{SIZE} bytes were listed, the body is empty; nothing"):
+    host, expected = f"127.0.0.1:{bench.hub.port}", hashlib.sha256(data).hexdigest()[:12]
+    wanted = (
+        rf"{NAME} from {host}: {SIZE} bytes were listed, the body is empty \(expected SHA-256 {expected}\) in 2 tries"
+    )
+    with pytest.raises(HashMismatch, match=wanted):
         bench.fetch()
 
 
@@ -436,6 +441,18 @@ def test_a_dead_neighbour_is_given_up_for_a_file_and_preferred_again_at_the_next
     bench.place.unlink()
     assert bench.fetch_beside(origins) == data
     assert bench.meter.received_by == {"lan": MIB + SIZE, "wan": 2 * MIB + SIZE}
+
+
+def test_a_neighbour_that_trickles_is_left_for_the_hub_and_a_person_is_told(
+    bench: Bench, other: HubSimulator, data: bytes
+) -> None:
+    other.add_rule(path=STORAGE, bytes_per_s=20_000, count=-1)
+    slow = Origin(other, replace(QUICK, lan_patience_s=0.1, slow_window_s=0.3, slow_bytes_per_s=100_000), "lan")
+    assert bench.fetch([slow, Origin(bench.hub)]) == data
+    assert set(bench.meter.received_by) == {"lan", "wan"}
+    last = bench.meter.notes[-1]
+    assert re.search(rf"{NAME} from 127.0.0.1:{other.port} .*stalled at \d+ bytes per second over the last", last)
+    assert last.endswith(f"went on with 127.0.0.1:{bench.hub.port}")
 
 
 def test_wrong_content_of_one_origin_is_replaced_by_the_next(bench: Bench, other: HubSimulator, data: bytes) -> None:
