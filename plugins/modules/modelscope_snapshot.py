@@ -99,7 +99,9 @@ options:
   adopt_from:
     description:
       - Folders on the host that may hold files of the model, such as caches of a hub's own tools. What has the right
-        content is hard-linked, or copied from another file system; the rest is downloaded.
+        content is hard-linked. It is copied from another file system, and where somebody but root could write to it
+        (another owner, or write permission for group or others, of the file or of a folder above it). The rest is
+        downloaded.
       - A linked file becomes read-only where it was, since it is the same file.
     type: list
     elements: path

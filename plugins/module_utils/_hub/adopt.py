@@ -69,6 +69,15 @@ def find_candidates(
     return found
 
 
+def linkable_bytes(files: Iterable[ModelFile], candidates: Candidates, store: Path) -> int:
+    """What of *files* takes no room, if their candidates hold what is wanted; the others are copied."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += file.size if any(may_link(place, store) for place in candidates[file.size]) else 0
+    return total
+
+
 def adopt_files(
     wanted: Iterable[ModelFile],
     candidates: Candidates,
@@ -126,9 +135,7 @@ def _adopt_one(
 def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
     """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
     before = place.lstat()
-    if not _is_ours_alone(place, before):
-        return None
-    if before.st_dev != target.parent.stat().st_dev or is_open(place, for_writing=True):
+    if not may_link(place, target.parent) or is_open(place, for_writing=True):
         return None
     hashes[place] = hashes.get(place) or hash_file(place)
     if hashes[place] != file.sha256 or is_open(place, for_writing=True):
@@ -146,18 +153,20 @@ def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -
     return target.lstat()
 
 
-def _is_ours_alone(place: Path, status: os.stat_result) -> bool:
-    """Whether nobody but root and this user can change the file, or put another one in its place meanwhile.
+def may_link(place: Path, folder: Path) -> bool:
+    """Whether *place* is on the file system of *folder*, and nobody but root and this user can change it, or put
+    another file there meanwhile.
 
     A file that somebody else owns stays theirs to write: an engine would load what they put there later.
     """
     own = (0, os.geteuid())
-    if status.st_uid not in own or status.st_mode & OTHERS_WRITE:
+    status = place.lstat()
+    if status.st_dev != folder.stat().st_dev or status.st_uid not in own or status.st_mode & OTHERS_WRITE:
         return False
     for parent in place.parents:
-        folder = parent.stat()
-        open_to_others = folder.st_mode & OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX
-        if folder.st_uid not in own or open_to_others:
+        status = parent.stat()
+        open_to_others = status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in own or open_to_others:
             return False
     return True
 

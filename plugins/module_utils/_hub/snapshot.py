@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     Candidates,
     adopt_files,
     find_candidates,
+    linkable_bytes,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes, utc
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
@@ -40,6 +41,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks imp
     Allowed,
     Fault,
     StoreFacts,
+    existing,
     judge,
     needed_bytes,
     newest_time,
@@ -307,7 +309,7 @@ class _Run:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
         linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
-        if self.request.check and not self.request.look_only and self._is_full(found.manifest):
+        if self.request.check and self._is_full(found.manifest):
             linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
@@ -318,6 +320,7 @@ class _Run:
             "staged": staged,
             "room": room,
             "adoptable": sum(file.size for file in adoptable),
+            "linked": linkable_bytes(adoptable, candidates, existing(self.request.store)),
         }
 
     def _spare(self, found: _Found, planned: Mapping[str, int]) -> int:
@@ -333,7 +336,7 @@ class _Run:
         facts = self.facts(request.store, places, newest, probe)
         self.looked = facts.as_dict()
         allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
-        need = needed_bytes(planned["missing"], planned["room"], planned["adoptable"])
+        need = needed_bytes(planned["missing"], planned["room"], planned["linked"])
         faults = judge(facts, need, planned["files"], allowed)
         if spare and any(fault.id == "space" for fault in faults):
             roomy = replace(facts, free=facts.free + self._spare(found, planned))
@@ -481,7 +484,7 @@ class _Run:
         """Again, now that it is known exactly what is to come; what was staged of other revisions makes room."""
         _staged, room = self.store.staged_bytes(files)
         missing = sum(file.size for file in files)
-        planned = {"missing": missing, "room": room, "adoptable": 0, "files": len(files)}
+        planned = {"missing": missing, "room": room, "linked": 0, "files": len(files)}
         others = sorted((other for other in self.store.jobs() if other != job), key=newest_change)
         while True:
             faults = self._precheck(found, planned, probe=False)
@@ -627,7 +630,7 @@ class _Run:
             self._precheck(found, planned, probe=False)
         return {
             "bytes": planned["missing"],
-            "need": needed_bytes(planned["missing"], planned["room"], planned["adoptable"]),
+            "need": needed_bytes(planned["missing"], planned["room"], planned["linked"]),
             "staged": planned["staged"],
             "adoptable": planned["adoptable"],
             "free": self.looked["free"],

@@ -123,6 +123,10 @@ def test_what_somebody_else_could_rewrite_is_copied_and_not_linked(
         (place / "models").chmod(0o777)
     else:
         source.chmod(0o664 if how == "group" else 0o646)
+    plan = ensure(adopt_from=(place,), check=True)["plan"]
+    total = sum(map(len, contents(folder).values()))
+    assert plan["adoptable"] == total
+    assert plan["need"] == (total if "folder" in how else source.stat().st_size), "a copy takes room"
     result = ensure(adopt_from=(place,))
     adopted = Path(result["path"]) / WEIGHTS
     assert adopted.stat().st_ino != source.stat().st_ino
