@@ -119,11 +119,46 @@ def model_import_missing(hosts: Iterable[str], hostvars: Mapping[str, Any], name
     return [repo for repo, found in wanted.items() if not found]
 
 
+def model_places(models: Iterable[Mapping[str, Any]], found: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """*models* by where the store has them: each with its source, the revision to ask for there and, where it has one,
+    the place of its manifest. *found* is model_store_info's result; *source* that of a model that no link names."""
+    return [_place(model, found, source) for model in models]
+
+
+def _place(model: Mapping[str, Any], found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    link = str(model["repo"]).replace("/", "--")
+    for holder in found.get("models", []):
+        if link not in holder["links"]:
+            continue
+        for revision in sorted(holder["revisions"], key=lambda revision: link not in revision["current_of"]):
+            if revision["content_id"] and model["revision"] in _names_of(revision):
+                return _placed(model, holder["hub"], str(model["revision"]), revision)
+        if holder["hub"] == source:
+            # It is to be another revision, which is not there yet.
+            break
+        # The source in the inventory is another one than that of what is there: so are the names of its revisions.
+        for revision in holder["revisions"]:
+            if revision["content_id"] and link in revision["current_of"]:
+                return _placed(model, holder["hub"], str(revision["commit"] or revision["requested"]), revision)
+    return {**model, "source": source}
+
+
+def _names_of(revision: Mapping[str, Any]) -> list[str | None]:
+    return [*revision["names"], revision["commit"], *([] if revision["names"] else [revision["requested"]])]
+
+
+def _placed(model: Mapping[str, Any], hub: str, name: str, revision: Mapping[str, Any]) -> dict[str, Any]:
+    folder, _slash, snapshot = str(revision["path"]).rpartition("/")
+    manifest = f"{folder.rpartition('/')[0]}/manifest/{snapshot}.json"
+    return {**model, "revision": name, "source": hub, "manifest": manifest}
+
+
 class FilterModule:
     """Filters of the playbook models."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "model_places": model_places,
             "model_table": model_table,
             "model_verify_lines": model_verify_lines,
             "model_verify_failure": model_verify_failure,

@@ -244,7 +244,8 @@ class RepoStore:
     # The link
 
     def read_link(self, link: str) -> str | None:
-        """The snapshot that <store>/<link> names; None without a link. Raises StoreError for what is not ours."""
+        """The snapshot that <store>/<link> names; None without a link, or where it names a revision that the same
+        repository has from another hub, which may be replaced. Raises StoreError for what is not ours."""
         place = self.root / link
         try:
             target = str(place.readlink())
@@ -253,16 +254,14 @@ class RepoStore:
         except NotADirectoryError:
             return None
         except OSError as error:
+            raise StoreError(f"{place} exists and is no link of this store: move it away") from error
+        inner, hub, folder, *rest = [*target.split("/"), "", "", ""]
+        if inner != ".store" or folder != self.base.name or rest[0] != "rev":
             raise StoreError(
-                f"{place} exists and is no link of this store: move it away or choose another name with the option link"
-            ) from error
-        prefix = f".store/{self.hub}/{self.base.name}/rev/"
-        if not target.startswith(prefix):
-            raise StoreError(
-                f"{place} points to {target}, which is not {self.repo}: choose another name with the option link",
+                f"{place} points to {target}, which is not {self.repo}: remove it, unless something else uses it",
                 target=target,
             )
-        return target[len(prefix) :]
+        return rest[1] if hub == self.hub else None
 
     def flip_link(self, link: str, snapshot: str, job: Path) -> None:
         """Let <store>/<link> name *snapshot*, in one step."""

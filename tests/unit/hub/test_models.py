@@ -160,6 +160,57 @@ def test_an_import_that_no_host_can_begin_is_refused(models: Run, tmp_path: Path
     done = models("import", model_store_import_path=str(tmp_path / "disk"))
     assert done.returncode != 0
     assert f"No host of this play has Org/Model in {tmp_path / 'disk'}" in done.stdout
+def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_is_accepted(
+    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    good(models("sync", "--limit", "gpu1"))
+    place = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+    before, locked = (tmp_path / "gpu1/Org--Model").readlink(), place.read_bytes()
+    shutil.copytree(folder, tmp_path / "disk/Org--Model")
+    overwrite(tmp_path / "disk/Org--Model/config.json", b'{"other": 1}')
+    hub.reset()
+    given = {"model_store_import_path": str(tmp_path / "disk"), "model_store_endpoint": "http://127.0.0.1:1"}
+    refused = models("import", **given)
+    assert refused.returncode != 0
+    assert "Org/Model at master has moved" in refused.stdout
+    assert "model_store_moved=accept" in refused.stdout
+    assert (tmp_path / "gpu1/Org--Model").readlink() == before
+    assert not (tmp_path / "gpu1/.store/directory").exists()
+    assert not (tmp_path / "gpu2").exists()
+    assert place.read_bytes() == locked
+    good(models("import", "--check", model_store_moved="accept", **given))
+    assert place.read_bytes() == locked
+    # A plain folder takes the place of what came from a hub, and the hub's that of the folder.
+    good(models("import", model_store_moved="accept", **given))
+    assert place.read_bytes() != locked
+    assert not (tmp_path / "inventory/.socle/locks/directory").exists()
+    for name in ("gpu1", "gpu2"):
+        assert contents(tmp_path / name / "Org--Model") == contents(tmp_path / "disk/Org--Model")
+    assert hub.requests == []
+    verified = good(models("verify", **given))
+    assert re.search(r"gpu2: Org/Model@master: full, 6 files.*whole", verified)
+    good(models("export", "--limit", "gpu1", model_store_export_path=str(tmp_path / "out"), **given))
+    assert (tmp_path / "out/Org--Model/manifest.json").is_file()
+    good(models("sync", model_store_moved="accept"))
+    assert contents(tmp_path / "gpu2/Org--Model") == contents(folder)
+
+
+def test_another_source_takes_the_place_of_the_first_one(
+    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    good(models("sync", "--limit", "gpu1"))
+    other = {"model_store_source": "huggingface"}
+    hub.reset()
+    verified = good(models("verify", "--limit", "gpu1", **other))
+    assert re.search(r"gpu1: Org/Model@[0-9a-f]{40}: full, 6 files.*whole", verified)
+    good(models("export", "--limit", "gpu1", model_store_export_path=str(tmp_path / "out"), **other))
+    assert (tmp_path / "out/Org--Model/manifest.json").is_file()
+    assert hub.requests == []
+    good(models("sync", "--limit", "gpu1", **other))
+    assert ".store/huggingface/" in str((tmp_path / "gpu1/Org--Model").readlink())
+    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
+
+
     assert not (tmp_path / "gpu1").exists()
 
 
@@ -218,3 +269,26 @@ def test_what_stays_is_explained() -> None:
     kept = [{"repo": "Org/Model", "id": "0123456789ab", "reason": "process 7 (vllm) has it open"}]
     lines = model_gc_lines({"removed": [], "stage": [], "kept": kept, "freed_bytes": 0}, "gpu1", False)
     assert lines[-1] == "  Org/Model 0123456789ab stays: process 7 (vllm) has it open"
+def test_a_model_is_found_by_its_link() -> None:
+    def revision(name: str, current: bool, commit: str | None = None) -> dict[str, Any]:
+        current_of = ["Org--Model"] if current else []
+        path = f"/s/.store/x/Org--Model/rev/{name}"
+        return {"path": path, "content_id": "c", "commit": commit, "requested": name, "names": [name]} | {
+            "current_of": current_of
+        }
+
+    def find(revisions: list[dict[str, Any]], hub: str = "huggingface") -> dict[str, Any]:
+        found = {"models": [{"hub": hub, "links": ["Org--Model"], "revisions": revisions}]}
+        (place,) = model_places([{"repo": "Org/Model", "revision": "master"}], found, "modelscope")
+        return {name: place.get(name) for name in ("source", "revision", "manifest")}
+
+    manifest = "/s/.store/x/Org--Model/manifest/{}.json"
+    named = find([revision("main", True), revision("master", False)])
+    assert named == {"source": "huggingface", "revision": "master", "manifest": manifest.format("master")}
+    other = find([revision("main", True, "f" * 40)])
+    assert other == {"source": "huggingface", "revision": "f" * 40, "manifest": manifest.format("main")}
+    missing = {"source": "modelscope", "revision": "master", "manifest": None}
+    assert find([revision("v1", True)], "modelscope") == missing
+    assert find([]) == missing
+
+

@@ -706,6 +706,25 @@ def test_a_plain_folder_is_imported_under_a_name_of_its_own(folder: Path, tmp_pa
     assert (root / "Model").resolve() == Path(result["path"])
 
 
+def test_a_link_follows_the_model_to_another_source_and_to_no_other_model(
+    ensure: Ensure, folder: Path, store: Path, tmp_path: Path
+) -> None:
+    first = ensure()["path"]
+    plain = shutil.copytree(folder, tmp_path / "plain")
+    request = Request("Org/Model", "master", store, reserve_bytes=0)
+    planned = ensure_snapshot(replace(request, check=True), make_hub("directory", path=str(plain)), Progress())
+    assert planned["changed"]
+    imported = ensure_snapshot(request, make_hub("directory", path=str(plain)), Progress())["path"]
+    assert (store / "Model").resolve() == Path(imported) != Path(first)
+    assert ensure()["changed"]
+    assert (store / "Model").resolve() == Path(first)
+    assert not ensure()["changed"]
+    (store / "Model").unlink()
+    (store / "Model").symlink_to(".store/modelscope/Org--Other/rev/0123456789ab")
+    with pytest.raises(StoreError, match="which is not Org/Model: remove it"):
+        ensure()
+
+
 def test_links_keep_their_history(ensure: Ensure, folder: Path, store: Path) -> None:
     ids: list[str] = []
     for number in range(3):
