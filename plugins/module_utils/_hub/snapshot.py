@@ -309,7 +309,7 @@ class _Run:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
         linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
-        if self.request.check and self._is_full(found.manifest):
+        if self.request.check and not self.request.look_only and self._is_full(found.manifest):
             linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = [file for file in missing if file.size in candidates]
