@@ -16,7 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.socle.inference.plugins.filter.models import model_gc_lines, model_table, model_verify_lines
+from ansible_collections.socle.inference.plugins.filter.models import (
+    model_gc_lines,
+    model_places,
+    model_table,
+    model_verify_lines,
+)
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_store import WEIGHTS, contents, flip_byte, overwrite
@@ -155,11 +160,6 @@ def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
     assert (tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json").is_file()
 
 
-def test_an_import_that_no_host_can_begin_is_refused(models: Run, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    done = models("import", model_store_import_path=str(tmp_path / "disk"))
-    assert done.returncode != 0
-    assert f"No host of this play has Org/Model in {tmp_path / 'disk'}" in done.stdout
 def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_is_accepted(
     models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
@@ -211,6 +211,11 @@ def test_another_source_takes_the_place_of_the_first_one(
     assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
 
 
+def test_an_import_that_no_host_can_begin_is_refused(models: Run, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    done = models("import", model_store_import_path=str(tmp_path / "disk"))
+    assert done.returncode != 0
+    assert f"No host of this play has Org/Model in {tmp_path / 'disk'}" in done.stdout
     assert not (tmp_path / "gpu1").exists()
 
 
@@ -265,10 +270,6 @@ def test_a_model_that_was_never_brought_is_said_in_its_own_words() -> None:
     assert line == "gpu1: Org/Model@master: full, FAILED: Org/Model at master is not in the store"
 
 
-def test_what_stays_is_explained() -> None:
-    kept = [{"repo": "Org/Model", "id": "0123456789ab", "reason": "process 7 (vllm) has it open"}]
-    lines = model_gc_lines({"removed": [], "stage": [], "kept": kept, "freed_bytes": 0}, "gpu1", False)
-    assert lines[-1] == "  Org/Model 0123456789ab stays: process 7 (vllm) has it open"
 def test_a_model_is_found_by_its_link() -> None:
     def revision(name: str, current: bool, commit: str | None = None) -> dict[str, Any]:
         current_of = ["Org--Model"] if current else []
@@ -292,3 +293,7 @@ def test_a_model_is_found_by_its_link() -> None:
     assert find([]) == missing
 
 
+def test_what_stays_is_explained() -> None:
+    kept = [{"repo": "Org/Model", "id": "0123456789ab", "reason": "process 7 (vllm) has it open"}]
+    lines = model_gc_lines({"removed": [], "stage": [], "kept": kept, "freed_bytes": 0}, "gpu1", False)
+    assert lines[-1] == "  Org/Model 0123456789ab stays: process 7 (vllm) has it open"
