@@ -12,7 +12,7 @@ import json
 import posixpath
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,24 @@ CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 def check_structure(files: Iterable[ModelFile], locate: Callable[[str], Path]) -> None:
     """Raise HubError for the first file that no engine could load; *locate* gives the place of a path."""
     paths = {file.path: file for file in files}
-    headers: dict[str, set[str]] = {}
-    indexes = sorted(path for path in paths if path.endswith(INDEX_SUFFIX))
     for path, file in sorted(paths.items()):
         if file.size <= LFS_POINTER_MAX and _head(locate(path), len(LFS_POINTER)) == LFS_POINTER:
             raise _broken(path, f"is {describe_head(LFS_POINTER)}")
-        if path.endswith(".safetensors"):
-            names = read_tensor_names(path, locate(path), file.size)
-            headers[path] = names if indexes else set()
-        elif path in CONFIGS:
+        if path in CONFIGS:
             _parse_json(path, locate(path))
-    named: dict[str, set[str]] = {}
-    for path in indexes:
-        named[path] = _check_index(path, _parse_json(path, locate(path)), headers)
-    _check_unnamed(named, headers)
+    weights = sorted(path for path in paths if path.endswith(".safetensors"))
+    # Before the headers, so that of these one at a time is in memory.
+    named = {
+        path: _read_index(path, _parse_json(path, locate(path)), weights)
+        for path in sorted(paths)
+        if path.endswith(INDEX_SUFFIX)
+    }
+    for path in weights:
+        held = read_tensor_names(path, locate(path), paths[path].size)
+        for index, shards in named.items():
+            for tensor in sorted(shards.get(path, set()) - held):
+                raise _broken(index, f"says that {tensor!r} is in {path!r}, which does not hold it")
+    _check_unnamed(named, weights)
 
 
 def read_tensor_names(path: str, location: Path, size: int) -> set[str]:
@@ -106,32 +110,29 @@ def _places(pairs: list[tuple[str, Any]]) -> Any:
     return found["data_offsets"] if isinstance(found.get("data_offsets"), list) else found
 
 
-def _check_index(path: str, index: Any, headers: dict[str, set[str]]) -> set[str]:
-    """Returns the files that the index names."""
+def _read_index(path: str, index: Any, weights: Iterable[str]) -> dict[str, set[str]]:
+    """The tensors that an index says to be in each of the files that it names."""
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise _broken(path, "has no weight_map")
-    named = set()
-    for tensor, name in sorted(weight_map.items()):
-        shard = posixpath.join(posixpath.dirname(path), str(name))
-        if shard not in headers:
-            raise _broken(path, f"names the file {name!r}, which is not part of the revision")
-        if tensor not in headers[shard]:
-            raise _broken(path, f"says that {tensor!r} is in {name!r}, which does not hold it")
-        named.add(shard)
-    return named
+    found: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        found.setdefault(posixpath.join(posixpath.dirname(path), str(name)), set()).add(tensor)
+    for shard in sorted(set(found) - set(weights)):
+        raise _broken(path, f"names the file {shard!r}, which is not part of the revision")
+    return found
 
 
-def _check_unnamed(named: dict[str, set[str]], headers: Iterable[str]) -> None:
+def _check_unnamed(named: Mapping[str, Iterable[str]], weights: Iterable[str]) -> None:
     """Refuse a shard beside an index of shards with the same beginning, if no index beside it names it.
 
     Other weights may lie beside them, such as one file with all of them for another engine.
     """
-    known = set().union(*named.values())
+    known = {shard for shards in named.values() for shard in shards}
     begun = {path[: -len(INDEX_SUFFIX)]: path for path in named}
     for path, shards in named.items():
         begun.update({match["prefix"]: path for match in map(SHARD.fullmatch, shards) if match})
-    for path in sorted(set(headers) - known):
+    for path in sorted(set(weights) - known):
         match = SHARD.fullmatch(path)
         if match and match["prefix"] in begun:
             raise _broken(path, f"is a shard that {begun[match['prefix']]} does not name")
@@ -139,10 +140,13 @@ def _check_unnamed(named: dict[str, set[str]], headers: Iterable[str]) -> None:
 
 def _parse_json(path: str, location: Path) -> Any:
     with location.open("rb") as handle:
-        text = handle.read(JSON_MAX + 1)
-    if len(text) > JSON_MAX:
+        raw = handle.read(JSON_MAX + 1)
+    if len(raw) > JSON_MAX:
         raise _broken(path, f"is larger than {JSON_MAX >> 20} MiB, which no configuration is")
     try:
+        text = raw.decode(json.detect_encoding(raw))
+        # It may be large, and is wanted once.
+        del raw
         return json.loads(text)
     except ValueError as error:
         raise _broken(path, f"is no valid JSON ({error})") from error
