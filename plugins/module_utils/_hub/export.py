@@ -14,10 +14,11 @@ import contextlib
 import errno
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
@@ -33,6 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 VOLUME = "volume-{number:03d}"
 PARTIAL = ".partial"
+FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_VOLUMES = 999
 MIN_ROOM_BYTES = 64 << 10
 SPARE_BYTES = 64 << 20
@@ -112,8 +114,8 @@ def export_snapshot(order: Order, progress: Progress) -> dict[str, Any]:
     """
     started = time.monotonic()
     store, manifest = _find(order)
-    _check_target(order, manifest)
     pieces, volumes = lay_out(manifest, order.volume_bytes)
+    _check_target(order, manifest, pieces, volumes)
     done = _is_complete(order, manifest, pieces, volumes)
     result: dict[str, Any] = {
         "changed": not done,
@@ -156,7 +158,7 @@ def _find(order: Order) -> tuple[RepoStore, Manifest]:
     return store, replace(manifest, requested=order.revision or manifest.requested)
 
 
-def _check_target(order: Order, manifest: Manifest) -> None:
+def _check_target(order: Order, manifest: Manifest, pieces: list[Piece], volumes: list[str]) -> None:
     path = order.path
     if not path.is_absolute():
         raise StoreError(f"path must be absolute, found {str(path)!r}")
@@ -165,6 +167,7 @@ def _check_target(order: Order, manifest: Manifest) -> None:
         raise StoreError(f"path {path} lies in the store itself: choose a folder outside")
     if path.exists() and not path.is_dir():
         raise StoreError(f"path {path} exists and is no folder")
+    _check_medium(path, pieces, volumes)
     for name in (MANIFEST, MANIFEST + PARTIAL):
         if (path / name).exists():
             found = _read_manifest(path / name)
@@ -173,6 +176,24 @@ def _check_target(order: Order, manifest: Manifest) -> None:
                     f"{path} holds {name} of something else than {manifest.repo} at {manifest.requested}: choose an "
                     "empty folder"
                 )
+
+
+def _check_medium(path: Path, pieces: list[Piece], volumes: list[str]) -> None:
+    """Refuse a medium on which a link or a pipe stands where the export would write: others may have filled it."""
+    targets = [piece.target for piece in pieces] + [MANIFEST, *(f"{volume}/{MANIFEST}" for volume in volumes)]
+    folders = {parent.as_posix() for target in targets for parent in PurePosixPath(target).parents}
+    expected = dict.fromkeys(folders - {"."}, stat.S_IFDIR)
+    expected.update((name, stat.S_IFREG) for target in targets for name in (target, target + PARTIAL))
+    for name, kind in sorted(expected.items()):
+        try:
+            found = stat.S_IFMT((path / name).lstat().st_mode)
+        except OSError:
+            continue
+        if found != kind:
+            raise StoreError(
+                f"{path / name} is no {'folder' if kind == stat.S_IFDIR else 'regular file'}, and an export follows no "
+                "link and writes into no device: remove it, or choose an empty folder"
+            )
 
 
 def _read_manifest(place: Path) -> Manifest | None:
@@ -280,7 +301,7 @@ class _Export:
                     source.seek(piece.offset)
                     self.done -= piece.size
                 place = target.with_name(target.name + PARTIAL)
-                with place.open("wb", buffering=0) as copy:
+                with os.fdopen(os.open(place, FRESH, 0o644), "wb", buffering=0) as copy:
                     self._copy(source, piece, copy, hashlib.sha256() if there is not None else digest)
                     os.fsync(copy.fileno())
                     os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -335,7 +356,7 @@ class _Export:
 
 def _write(place: Path, text: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("w", encoding="utf-8") as handle:
+    with os.fdopen(os.open(place, FRESH, 0o644), "w", encoding="utf-8") as handle:
         handle.write(text)
         handle.flush()
         os.fsync(handle.fileno())

@@ -212,6 +212,37 @@ def test_places_that_cannot_be_exported_to_are_refused(ensure: Ensure, store: Pa
         export_snapshot(Order(store, "modelscope", "../../x", tmp_path / "out"), Progress())
 
 
+@pytest.mark.parametrize("name", ["config.json.partial", "config.json", "../manifest.json.partial", "../manifest.json"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_nothing_is_written_through_what_others_left_on_the_medium(
+    ensure: Ensure, store: Path, disk: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    ensure()
+    victim = tmp_path / "victim"
+    if kind != "dangling link":
+        victim.write_text("precious")
+    (disk / "files").mkdir(parents=True)
+    place = disk / "files" / name
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(victim)
+    with pytest.raises(StoreError, match="is no regular file, and an export follows no link"):
+        send(store, disk)
+    assert victim.read_text() == "precious" if victim.exists() else kind == "dangling link"
+
+
+def test_no_folder_of_the_medium_leads_elsewhere(ensure: Ensure, store: Path, disk: Path, tmp_path: Path) -> None:
+    ensure()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    disk.mkdir()
+    (disk / "files").symlink_to(outside)
+    with pytest.raises(StoreError, match="files is no folder, and an export follows no link"):
+        send(store, disk)
+    assert list(outside.iterdir()) == []
+
+
 def test_one_folder_holds_one_revision(ensure: Ensure, folder: Path, store: Path, disk: Path) -> None:
     ensure()
     send(store, disk)
