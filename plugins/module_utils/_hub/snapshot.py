@@ -5,24 +5,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import (
-    Adopted,
     Candidates,
     adopt_files,
     find_candidates,
     linkable_bytes,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes, utc
+from ansible_collections.socle.inference.plugins.module_utils._hub.answer import Done, Outcome, build_answer
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
     Cancelled,
@@ -97,17 +96,6 @@ class Request:
 class _Found:
     manifest: Manifest
     inspection: Inspection
-
-
-@dataclass
-class _Done:
-    """What a run did, for its result."""
-
-    meter: Meter
-    linked: dict[str, os.stat_result] = field(default_factory=dict)
-    adopted: Adopted = field(default_factory=Adopted)
-    reused_part: int = 0
-    repaired: bool = False
 
 
 Origins = Callable[[Manifest], Sequence[Origin]]
@@ -394,7 +382,7 @@ class _Run:
         previous = self.store.read_link(self.link)
         wanted, extra = found.inspection.wanted, found.inspection.extra
         job = self.store.new_job(manifest.id)
-        done = _Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)), repaired=bool(inspection.damaged))
+        done = Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)), repaired=bool(inspection.damaged))
         checked: list[float | None] = [found.inspection.full_s or self.ledger.full_check(manifest.id)]
         if wanted or extra:
             checked = self._gather(found, job, candidates, done, checked if found.inspection.intact else [])
@@ -425,7 +413,7 @@ class _Run:
         return self._result(found, previous, changed, done)
 
     def _gather(
-        self, found: _Found, job: Path, candidates: Candidates, done: _Done, checked: list[float | None]
+        self, found: _Found, job: Path, candidates: Candidates, done: Done, checked: list[float | None]
     ) -> list[float | None]:
         """Everything wanted into the tree of *job*, proven; returns *checked* and when the new files were hashed."""
         wanted, tree, meter = found.inspection.wanted, job / "tree", done.meter
@@ -554,69 +542,26 @@ class _Run:
 
     # The answer
 
-    def _result(self, found: _Found, previous: str | None, changed: bool, done: _Done | None = None) -> dict[str, Any]:
-        manifest, inspection, request = found.manifest, found.inspection, self.request
-        done = done or _Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)))
-        sizes = {file.path: file.size for file in manifest.files}
-        seconds = time.monotonic() - self.started
-        received = done.meter.received
-        adopted = [*done.adopted.linked, *done.adopted.copied]
-        before = self.store.read_manifest(previous) if previous else None
-        after = {
-            "path": str(self.store.revision(manifest.id)),
-            "commit": manifest.commit,
-            "content_id": manifest.content_id,
-        }
-        previous_state = (
-            {
-                "path": str(self.store.revision(previous)),
-                "commit": before.commit if before else None,
-                "content_id": before.content_id if before else None,
-            }
-            if previous
-            else None
+    def _result(self, found: _Found, previous: str | None, changed: bool, done: Done | None = None) -> dict[str, Any]:
+        request = self.request
+        result = build_answer(
+            Outcome(
+                manifest=found.manifest,
+                inspection=found.inspection,
+                store=self.store,
+                link=request.store / self.link,
+                requested=request.revision,
+                previous=previous,
+                changed=changed,
+                applied=changed and not request.check,
+                level="structure" if request.structure else "quick",
+                verify_s=self.verify_s,
+                checked_s=self.ledger.full_check(found.manifest.id),
+                seconds=time.monotonic() - self.started,
+                warnings=self.warnings,
+                done=done or Done(Meter(self.progress, 0, climb=Climb(self.hub.policy))),
+            )
         )
-        applied = changed and not request.check
-        level = "structure" if request.structure else "quick"
-        result: dict[str, Any] = {
-            "changed": changed,
-            **after,
-            "link": str(request.store / self.link),
-            "repo": manifest.repo,
-            "requested": request.revision,
-            "previous": previous_state,
-            "bytes": {
-                "total": manifest.total_bytes,
-                "wan": done.meter.received_by.get("wan", 0),
-                "lan": done.meter.received_by.get("lan", 0),
-                "disk": done.meter.received_by.get("disk", 0),
-                "reused_link": sum(sizes[path] for path in done.linked),
-                "reused_part": done.reused_part,
-                "adopted": sum(sizes[path] for path in adopted),
-            },
-            "files": {
-                "total": len(manifest.files),
-                "fetched": len(inspection.wanted) - len(done.linked) - len(adopted) if applied else 0,
-                "verified": len(inspection.intact),
-                "repaired": len(inspection.wanted) if applied and done.repaired else 0,
-                "removed": len(inspection.extra) if applied else 0,
-            },
-            "verify": {
-                "level": "full" if inspection.full else level,
-                "seconds": round(self.verify_s, 4),
-                "hashed_files": inspection.hashed_files,
-                "mb_s": round(inspection.hashed_bytes / 1e6 / self.verify_s, 1) if inspection.hashed_bytes else None,
-                "checked": utc(self.ledger.full_check(manifest.id)),
-            },
-            "seconds": round(seconds, 3),
-            "mb_s": round(received / 1e6 / seconds, 1) if received and seconds else None,
-            "sources": sorted(done.meter.sources),
-            "warnings": [*self.warnings, *done.meter.notes],
-            "diff": {
-                "before": {name: previous_state[name] if previous_state else None for name in ("commit", "content_id")},
-                "after": {name: after[name] for name in ("commit", "content_id")},
-            },
-        }
         if request.check:
             result["plan"] = self._plan(found)
         return result
