@@ -40,6 +40,17 @@ def site(tmp_path: Path, hub: HubSimulator) -> Iterator[Site]:
     site.clean()
 
 
+def test_a_host_that_has_taken_a_model_from_a_folder_helps_the_next_batch(
+    site: Site, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    models = [{"repo": "Org/Model", "path": str(folder)}]
+    given = {"model_store_source": "directory", "model_store_endpoint": None, "model_store_models": models}
+    done = site.run("-e", "batch=1", count=2, **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.has_model("gpu1", folder) and site.has_model("gpu2", folder)
+    assert "ok: [gpu2 -> gpu1]" in done.stdout and "ignored=0" in done.stdout
+
+
 def test_hosts_with_different_models_share_what_they_have_in_common(
     site: Site, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:

@@ -97,6 +97,24 @@ def test_a_host_that_fails_does_not_stop_the_others(
     assert site.wan_bytes() == size(folder)
 
 
+def test_a_run_that_fails_leaves_no_relay_behind(site: Site, hub: HubSimulator) -> None:
+    hub.add_rule(path="config.json", count=-1, status=404)
+    done = site.run(count=2)
+    assert done.returncode != 0
+    assert "answered 404 for config.json" in done.stdout
+    assert [site.job(name) for name in ("gpu1", "gpu2")] == [None, None]
+
+
+def test_a_helper_that_fails_leaves_its_batch_to_the_hub(site: Site, hub: HubSimulator, folder: Path) -> None:
+    # Nobody takes from it in its own batch; as a helper it is asked for an address that it does not have.
+    hosts = {"gpu1": {"model_store_lan_address": "192.0.2.1"}}
+    done = site.run("-e", "batch=1", count=2, hosts=hosts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be served on 192.0.2.1" in done.stdout
+    assert site.has_model("gpu1", folder) and site.has_model("gpu2", folder)
+    assert site.wan_bytes() == 2 * size(folder)
+
+
 def test_options_and_defaults_have_the_same_names() -> None:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     specified = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
