@@ -606,7 +606,9 @@ def test_what_was_received_of_another_revision_goes_where_space_is_short(
 
 
 @pytest.mark.parametrize(
-    "name", ["模" * 80, "é" * 120, "a" * 250, b"\xff".decode("utf-8", "surrogateescape") + "b" * 200]
+    "name",
+    ["模" * 80, "é" * 120, "a" * 250, b"\xff".decode("utf-8", "surrogateescape") + "b" * 200],
+    ids=["CJK", "Latin", "ASCII", "no Unicode"],
 )
 def test_foreign_files_with_long_names_are_moved_aside(ensure: Ensure, store: Path, name: str) -> None:
     path = Path(ensure()["path"])
