@@ -18,6 +18,7 @@ PROXY = "http://reader:s3cr-t@127.0.0.1:2"
 SLASHED = "http://reader:top/s3cr-t@127.0.0.1:1/mirror"
 UNKNOWN = {"os": {"id": "plan9"}}
 DRIVER = {"facts": {"gpus": [{}], "os": {"id": "debian"}}, "settings": {"branch": "none", "repository_url": MIRROR}}
+SYNC = {"state": "inspected", "repo": "no/such", "proxy": PROXY, "store": "/dev/null"}
 SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
 
 
@@ -31,6 +32,7 @@ SOURCE = {"name": "mirror", "uri": MIRROR, "key_url": f"{MIRROR}/key"}
         ("apt_source", {**SOURCE, "uri": SLASHED[7:], "key_url": f"{SLASHED}/key"}),
         ("container_engine_plan", {"facts": UNKNOWN, "docker_repository_url": SLASHED, "proxy": {"http": SLASHED}}),
         ("modelscope_snapshot", {"repo": "no/such/name", "proxy": PROXY, "endpoint": MIRROR, "store": "/dev/null"}),
+        ("model_sync", {**SYNC, "endpoint": MIRROR, "manifest": {"repo": "no/such"}}),
         ("gpu_driver_plan", DRIVER),
         ("gpu_driver_repository", {**DRIVER, "key": f"{MIRROR}/key"}),
         ("gpu_container_toolkit_plan", {"facts": UNKNOWN, "repository_url": MIRROR}),
