@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,13 +69,27 @@ def find_candidates(
     return found
 
 
-def linkable_bytes(files: Iterable[ModelFile], candidates: Candidates, store: Path) -> int:
-    """What of *files* takes no room, if their candidates hold what is wanted; the others are copied."""
-    total = 0
+def likely_files(files: Iterable[ModelFile], candidates: Candidates) -> list[ModelFile]:
+    """Those of *files* that *candidates* may hold: of each size no more different ones than there are candidates."""
+    held: dict[int, set[str]] = {}
+    likely = []
     for file in files:
-        with contextlib.suppress(OSError):
-            total += file.size if any(may_link(place, store) for place in candidates[file.size]) else 0
-    return total
+        contents = held.setdefault(file.size, set())
+        if file.sha256 in contents or len(contents) < len(candidates.get(file.size, ())):
+            contents.add(file.sha256)
+            likely.append(file)
+    return likely
+
+
+def linkable_bytes(files: Sequence[ModelFile], candidates: Candidates, store: Path) -> int:
+    """What of *files* takes no room, if their candidates hold what is wanted; the others are copied."""
+    linkable: Candidates = {}
+    for size in {file.size for file in files}:
+        for place in candidates.get(size, ()):
+            with contextlib.suppress(OSError):
+                if may_link(place, store):
+                    linkable.setdefault(size, []).append(place)
+    return sum(file.size for file in likely_files(files, linkable))
 
 
 def adopt_files(

@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     Candidates,
     adopt_files,
     find_candidates,
+    likely_files,
     linkable_bytes,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.answer import Done, Outcome, build_answer
@@ -300,7 +301,7 @@ class _Run:
         if self.request.check and not self.request.look_only and self._is_full(found.manifest):
             linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
-        adoptable = [file for file in missing if file.size in candidates]
+        adoptable = likely_files(missing, candidates)
         staged, room = self.store.staged_bytes(file for file in missing if file not in adoptable)
         return {
             "missing": sum(file.size for file in missing),

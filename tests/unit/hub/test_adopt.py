@@ -95,6 +95,22 @@ def test_check_mode_says_what_may_be_adopted_and_touches_nothing(
     assert (place / "models/Org--Model/snapshots/master" / WEIGHTS).stat().st_nlink == 1
 
 
+def test_one_candidate_makes_room_for_one_file_only(ensure: Ensure, folder: Path, tmp_path: Path) -> None:
+    for name in "abc":
+        (folder / f"{name}.bin").write_bytes(name.encode() * 5000)
+    (folder / "same.bin").write_bytes(b"a" * 5000)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "one").write_bytes(b"a" * 5000)
+    result = ensure(adopt_from=(cache,), check=True)
+    plan, total = result["plan"], result["bytes"]["total"]
+    assert (plan["adoptable"], plan["need"]) == (10_000, total - 10_000), "a file of the same content takes no room"
+    (cache / "two").write_bytes(b"b" * 5000)
+    (cache / "two").chmod(0o666)
+    plan = ensure(adopt_from=(cache,), check=True)["plan"]
+    assert (plan["adoptable"], plan["need"]) == (15_000, total - 10_000), "a copy takes room, whichever file it is"
+
+
 def test_what_somebody_writes_to_is_copied_and_not_linked(
     ensure: Ensure, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
