@@ -100,7 +100,8 @@ class _Asked:
         message = f"{result.get('msg', 'no answer')} (asked from {self._task_vars.get('inventory_hostname')})"
         if failure:
             message += f", and from the controller: {failure}"
-        raise (UnreachableFromHost if result.get("hub_unreachable") else HubError)(message)
+        gone = {"revision_gone": True} if result.get("revision_gone") else {}
+        raise (UnreachableFromHost if result.get("hub_unreachable") else HubError)(message, **gone)
 
 
 def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class HuggingFaceHub:
         if len(entries) >= MANY_FILES or any(entry.size is None for entry in entries):
             entries = self._tree(repo, commit, explain)
         if not entries:
-            raise HubError(f"{repo} at {revision} has no files on {self.host}")
+            raise HubError(f"{repo} at {revision} has no files on {self.host}", revision_gone=True)
         origin = "given" if is_commit(revision) else "hub"
         return Manifest(NAME, repo, revision, commit, origin, self._files(repo, commit, entries), utc_now())
 
@@ -103,7 +103,9 @@ class HuggingFaceHub:
                 names = self.revision_names(repo)
                 listed = "; ".join(f"{kind}: {', '.join(found) or 'none'}" for kind, found in names.items())
                 return HubError(
-                    f"{self.host} has no revision {revision!r} of {repo} ({listed}; or a full commit hash)", **names
+                    f"{self.host} has no revision {revision!r} of {repo} ({listed}; or a full commit hash)",
+                    revision_gone=True,
+                    **names,
                 )
             if code == "GatedRepo":
                 return HubError(
@@ -121,6 +123,7 @@ class HuggingFaceHub:
                 return HubError(
                     f"{self.host} has no model {repo}: check the spelling (organisation/name){hint}",
                     status=error.code,
+                    revision_gone=True,
                 )
             return None
 

@@ -235,7 +235,7 @@ def _with_ways_out(error: HubError, request: LockRequest, locked: Manifest | Non
             "(HTTPS_PROXY, NO_PROXY in the environment, or the option proxy), or bring a lock and set offline",
             **error.fields,
         )
-    if locked:
+    if locked and error.fields.get("revision_gone"):
         return HubError(
             f"{error}; the lock {request.location} holds {_named(locked)}: to stay with it, use "
             "-e model_store_moved=keep",

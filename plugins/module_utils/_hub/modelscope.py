@@ -49,10 +49,12 @@ class ModelScopeHub:
         if not page.entries:
             names = self.revision_names(repo)
             if revision in names["branches"] + names["tags"]:
-                raise HubError(f"{repo} at {revision} has no files on {self.host}")
+                raise HubError(f"{repo} at {revision} has no files on {self.host}", revision_gone=True)
             listed = "; ".join(f"{kind}: {', '.join(found) or 'none'}" for kind, found in names.items())
             raise HubError(
-                f"{self.host} has no revision {revision!r} of {repo} ({listed}; or a full commit hash)", **names
+                f"{self.host} has no revision {revision!r} of {repo} ({listed}; or a full commit hash)",
+                revision_gone=True,
+                **names,
             )
         if is_commit(revision):
             commit: str | None = revision
@@ -62,7 +64,7 @@ class ModelScopeHub:
             origin = "shortid-match" if commit else "none"
         files = parse_files(self._with_hashes(repo, commit or revision, page.entries))
         if not files:
-            raise HubError(f"{repo} at {revision} has no files on {self.host}")
+            raise HubError(f"{repo} at {revision} has no files on {self.host}", revision_gone=True)
         return Manifest(NAME, repo, revision, commit, origin, files, utc_now())
 
     def origin(self, manifest: Manifest) -> HttpOrigin:

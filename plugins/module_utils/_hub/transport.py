@@ -255,6 +255,7 @@ class Client:
                 f"{self.host} has no model {repo}: check the spelling (organisation/name)"
                 + ("" if self.has_token else "; a private model needs a token"),
                 status=404,
+                revision_gone=True,
             ) from error
         if error.code not in TRANSIENT | {401, 403}:
             raise HubError(

@@ -197,6 +197,14 @@ def test_a_branch_that_is_gone_is_an_error_unless_the_lock_is_to_be_kept(
     assert lock("dev", moved="keep")["commit"] == commit
 
 
+def test_only_a_revision_that_is_gone_is_kept_by_keeping_the_lock(lock: Lock, hub: HubSimulator) -> None:
+    lock()
+    hub.add_rule(path="/repo/files", status=403, count=-1)
+    with pytest.raises(HubError, match="refuses access") as caught:
+        lock()
+    assert "model_store_moved" not in str(caught.value)
+
+
 def test_offline_and_a_commit_that_is_locked_ask_nothing(lock: Lock, hub: HubSimulator) -> None:
     with pytest.raises(StoreError, match=r"no lock at .* offline is set"):
         lock(offline=True)
