@@ -128,7 +128,7 @@ def main() -> None:
 
 def wait_for_port(place: Path, server: subprocess.Popen[bytes]) -> str:
     """The simulator's address, once it listens."""
-    for _ in range(300):
+    for _try in range(300):
         if place.exists():
             return f"http://127.0.0.1:{place.read_text().strip()}"
         if server.poll() is not None:

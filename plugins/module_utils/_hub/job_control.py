@@ -311,4 +311,4 @@ def _has_systemd() -> bool:
 
 def _payload_place() -> Path:
     """Where this code is imported from: the archive that Ansible sent, or a folder of collections."""
-    return Path(__file__.split("/ansible_collections/")[0])
+    return Path(__file__.partition("/ansible_collections/")[0])

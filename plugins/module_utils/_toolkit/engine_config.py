@@ -315,8 +315,9 @@ class EngineConfig:
             changed = sorted(key for key in {*content, *merged} if content.get(key) != merged.get(key))
             outcome.warnings.append(
                 f"Settings of socle {'would be' if check else 'were'} taken out of /{DAEMON_JSON}"
-                f" ({', '.join(changed)}), as Docker is not the engine of this host any more; dockerd keeps them until its next restart"
-                " ('systemctl restart docker'), which is left to you, since it stops the containers that run there."
+                f" ({', '.join(changed)}), as Docker is not the engine of this host any more; dockerd keeps them until"
+                " its next restart ('systemctl restart docker'), which is left to you, since it stops the containers"
+                " that run there."
             )
         if check:
             return

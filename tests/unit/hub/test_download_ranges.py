@@ -208,7 +208,7 @@ def kill_in_the_middle(bench: Bench, at: int) -> int:
         env={**os.environ, "PYTHONPATH": f"{PROJECT / 'collections'}:{PROJECT}"},
     )
     try:
-        for _ in range(600):
+        for _try in range(600):
             if len(bench.storage()) > 2 and sum(request.get("sent", 0) for request in bench.storage()) > at:
                 break
             time.sleep(0.02)

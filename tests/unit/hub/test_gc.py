@@ -108,7 +108,7 @@ def test_current_and_previous_stay_and_older_ones_go(publish: Publish, store: Pa
 def test_what_is_left_is_whole_and_needs_no_hashing(
     publish: Publish, ensure: Ensure, folder: Path, store: Path, rules: Rules
 ) -> None:
-    *_, current = publish(3)
+    current = publish(3)[-1]
     run(store, rules)
     assert contents(current) == contents(folder)
     again = ensure()
@@ -151,7 +151,7 @@ def test_going_back_makes_the_other_one_the_previous(
 
 @pytest.mark.parametrize("form", ["absolute", "roundabout"])
 def test_a_link_that_a_person_made_keeps_a_revision(publish: Publish, store: Path, rules: Rules, form: str) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     target = str(old) if form == "absolute" else f"./.store/../{old.relative_to(store)}/"
     (store / "mine").symlink_to(target)
     result = run(store, rules)
@@ -184,7 +184,7 @@ def test_a_store_without_a_history_keeps_the_latest_other_one(publish: Publish, 
 def test_what_a_process_holds_stays(
     publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]], how: str, word: str
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     process = hold(how, old if how == "cwd" else old / "config.json")
     result = run(store, rules)
     assert old.name in published(store)
@@ -209,13 +209,13 @@ def test_what_the_current_revision_shares_does_not_keep_the_old_one(
 def test_a_shared_shard_that_is_open_by_its_old_path_keeps_the_old_one(
     publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     process = hold("mapped", old / WEIGHTS)
     assert f"process {process.pid}" in reasons(run(store, rules))[old.name]
 
 
 def test_a_process_that_cannot_be_seen_keeps_what_it_has_open(publish: Publish, store: Path, rules: Rules) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     with (old / "config.json").open("rb"):
         result = run(store, rules)
     assert reasons(result)[old.name] == "somebody has config.json open"
@@ -226,7 +226,7 @@ def test_a_process_that_cannot_be_seen_keeps_what_it_has_open(publish: Publish, 
 def test_what_is_opened_in_the_last_moment_comes_back(
     publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     looked = []
 
     def late(claims: holders.Claims, _proc: Path) -> dict[str, str]:
@@ -263,7 +263,7 @@ def test_an_error_after_the_rename_brings_everything_back(
 def test_what_a_dead_run_took_out_of_sight_is_looked_at_again(
     publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     before = contents(old)
     trash = base(store) / "stage" / f"trash-{old.name}-01234567"
     old.rename(trash)
@@ -279,7 +279,7 @@ def test_what_a_dead_run_took_out_of_sight_is_looked_at_again(
 def test_half_removed_trash_that_is_held_stays_trash(
     publish: Publish, store: Path, rules: Rules, hold: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     trash = base(store) / "stage" / f"trash-{old.name}-01234567"
     old.rename(trash)
     (base(store) / "manifest" / f"{old.name}.json").unlink()
@@ -293,7 +293,7 @@ def test_half_removed_trash_that_is_held_stays_trash(
 
 
 def test_a_mount_in_a_container_keeps_the_revision(publish: Publish, store: Path, rules: Rules) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     process = rules.proc / "4711"
     (process / "fd").mkdir(parents=True)
     (process / "ns").mkdir()
@@ -319,7 +319,7 @@ def test_a_mount_in_a_container_keeps_the_revision(publish: Publish, store: Path
 def test_what_a_unit_or_a_generation_names_stays(
     publish: Publish, store: Path, rules: Rules, tmp_path: Path, place: str
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text(f"Volume={old}:/models/m:ro\n")
     result = run(store, rules)
@@ -363,7 +363,7 @@ def test_a_folder_of_no_model_is_left_alone(publish: Publish, store: Path, rules
 def test_links_in_a_revision_are_removed_and_not_followed(
     publish: Publish, store: Path, rules: Rules, tmp_path: Path
 ) -> None:
-    old, *_ = publish(3)
+    old = publish(3)[0]
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
     (old / "folder").symlink_to(tmp_path / "precious")

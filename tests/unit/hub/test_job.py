@@ -355,7 +355,7 @@ def test_a_look_in_check_mode_writes_nothing_into_the_store(fleet: Fleet, monkey
     (host,) = fleet(1)
     host.store.mkdir(parents=True)
     probed: list[Path] = []
-    monkeypatch.setattr(prechecks, "try_writing", lambda folder: probed.append(folder))
+    monkeypatch.setattr(prechecks, "try_writing", probed.append)
     sync(host.params("inspected"), check=True)
     assert probed == []
     sync(host.params("inspected"), check=False)

@@ -117,6 +117,59 @@ def test_models_are_brought_listed_verified_and_repaired(
     assert contents(current) == contents(folder)
 
 
+@pytest.mark.parametrize("arguments", [(), ("--check",)])
+def test_verify_leaves_the_link_alone_and_asks_nothing_of_the_file_system(
+    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    good(models("sync", "--limit", "gpu1"))
+    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+    first = json.loads(lock.read_text())["source"]["commit"]
+    overwrite(folder / "config.json", b'{"other": 1}')
+    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
+    before = (tmp_path / "gpu1/Org--Model").readlink()
+    pinned = {
+        "model_store_models": [{"repo": "Org/Model", "revision": first}],
+        "model_store_reserve_gib": 10**9,
+        "model_store_force_prechecks": False,
+    }
+    done = good(models("verify", "--limit", "gpu1", *arguments, **pinned))
+    assert re.search(rf"gpu1: Org/Model@{first}: full, 6 files.*whole; its link names another revision, ", done)
+    assert "changed=0" in done
+    assert (tmp_path / "gpu1/Org--Model").readlink() == before
+    flip_byte(tmp_path / "gpu1" / before / WEIGHTS)
+    damaged = models("verify", "--limit", "gpu1", *arguments)
+    assert damaged.returncode != 0
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in damaged.stdout
+
+
+def test_verify_compares_with_the_lock(models: Run, hub: HubSimulator, folder: Path, tmp_path: Path) -> None:
+    good(models("sync"))
+    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+    first = json.loads(lock.read_text())["source"]["commit"]
+    overwrite(folder / "config.json", b'{"other": 1}')
+    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
+    second = json.loads(lock.read_text())["source"]["commit"]
+    hub.reset()
+    done = models("verify")
+    assert done.returncode != 0
+    assert re.search(r"gpu1: Org/Model@master: full, 6 files.*whole\n", done.stdout)
+    assert f"gpu2: Org/Model@master: full, holds {first}, locked is {second}\n" in done.stdout
+    assert "bring what is locked with -e model_store_action=sync" in done.stdout
+    assert hub.requests == []
+
+
+def test_a_repair_in_check_mode_tells_what_it_would_repair(models: Run, folder: Path, tmp_path: Path) -> None:
+    good(models("sync"))
+    current = (tmp_path / "gpu1" / "Org--Model").resolve()
+    flip_byte(current / WEIGHTS)
+    spoilt = (current / WEIGHTS).read_bytes()
+    done = good(models("verify", "--check", model_store_repair=True))
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, would be repaired" in done
+    assert re.search(r"gpu1 .*changed=1", done)
+    assert re.search(r"gpu2 .*changed=0", done)
+    assert (current / WEIGHTS).read_bytes() == spoilt
+
+
 @pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
 def test_old_revisions_are_shown_in_check_mode_and_then_freed(
     models: Run, ensure: Callable[..., dict[str, Any]], folder: Path, tmp_path: Path
