@@ -53,20 +53,25 @@ def _user_of(place: str) -> str:
     return parts[-1].rpartition(".")[0].removeprefix("vllm-")
 
 
-def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: str) -> list[str]:
-    """One line for each model that was verified on *host*: level, files, rate, result."""
+def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: str, repair: bool = False) -> list[str]:
+    """One line for each model that was verified on *host*: level, files, rate, result. *repair*: it would follow."""
     lines = []
     for result in results:
         model = f"{result['item']['repo']}@{result['item']['revision']}"
         if _failed(result):
             wanted = result.get("wanted") or []
             verdict = f"DAMAGED: {_some(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
+            if repair and (wanted or result.get("extra")):
+                verdict += ", would be repaired"
+            if "holds" in result["item"]:
+                verdict = _other(result["item"]) + (", would be brought" if repair else "")
             lines.append(f"{host}: {model}: {level}, {verdict}")
             continue
         verify = result["verify"]
         rate = f", {verify['mb_s']:.0f} MB/s" if verify.get("mb_s") else ""
         took = format_duration(float(verify["seconds"]))
-        lines.append(f"{host}: {model}: {verify['level']}, {result['files']['total']} files{rate}, {took}, whole")
+        found = f"{result['files']['total']} files{rate}, {took}, whole{_elsewhere(result)}"
+        lines.append(f"{host}: {model}: {verify['level']}, {found}")
     return lines
 
 
@@ -81,14 +86,29 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
         f"{_some([*(result.get('wanted') or []), *(result.get('extra') or [])])}"
         for result in damaged
     ]
-    others = [str(result.get("msg")) for result in failed if result not in damaged]
+    moved = [result["item"] for result in failed if "holds" in result["item"]]
+    behind = [f"{item['repo']} at {item['revision']}: {_other(item)}" for item in moved]
+    others = [str(result.get("msg")) for result in failed if result not in damaged and "holds" not in result["item"]]
     cure = ["repair with -e model_store_action=verify -e model_store_repair=true"] if damaged else []
-    return f"{host}: " + "; ".join([*texts, *cure, *others])
+    sync = ["bring what is locked with -e model_store_action=sync"] if moved else []
+    return f"{host}: " + "; ".join([*texts, *cure, *behind, *sync, *others])
 
 
 def _failed(result: Mapping[str, Any]) -> bool:
     """The mark itself is taken away, so that all models of a host are looked at."""
     return "content_id" not in result
+
+
+def _other(item: Mapping[str, Any]) -> str:
+    return f"holds {item['holds']}, locked is {item['locked']}"
+
+
+def _elsewhere(result: Mapping[str, Any]) -> str:
+    """That the link of a model names another revision than the one that was verified."""
+    previous = result.get("previous")
+    if not previous or previous["path"] == result.get("path"):
+        return ""
+    return f"; its link names another revision, {previous['commit'] or previous['content_id'] or previous['path']}"
 
 
 def _some(paths: Sequence[str]) -> str:
@@ -119,10 +139,51 @@ def model_import_missing(hosts: Iterable[str], hostvars: Mapping[str, Any], name
     return [repo for repo, found in wanted.items() if not found]
 
 
-def model_places(models: Iterable[Mapping[str, Any]], found: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+def model_places(
+    models: Iterable[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    source: str,
+    locks: Iterable[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
     """*models* by where the store has them: each with its source, the revision to ask for there and, where it has one,
-    the place of its manifest. *found* is model_store_info's result; *source* that of a model that no link names."""
-    return [_place(model, found, source) for model in models]
+    the place of its manifest. *found* is model_store_info's result; *source* that of a model that no link names.
+
+    A model with a lock among *locks* (model_lock's results in a loop over models) is looked for by its content; where
+    the store has another one alone, ``holds`` and ``locked`` name both.
+    """
+    locked = {(lock["item"]["repo"], lock["item"]["revision"]): lock for lock in locks if "manifest" in lock}
+    places = []
+    for model in models:
+        lock = locked.get((model["repo"], model["revision"]))
+        places.append(_place_of_lock(model, found, lock) if lock else _place(model, found, source))
+    return places
+
+
+def _place_of_lock(model: Mapping[str, Any], found: Mapping[str, Any], lock: Mapping[str, Any]) -> dict[str, Any]:
+    link = str(model["repo"]).replace("/", "--")
+    hub = str(lock["manifest"]["source"]["hub"])
+    own = [
+        (holder["hub"], revision)
+        for holder in found.get("models", [])
+        if link in holder["links"] or (holder["repo"], holder["hub"]) == (model["repo"], hub)
+        for revision in holder["revisions"]
+    ]
+    same = [(name, revision) for name, revision in own if revision["content_id"] == lock["content_id"]]
+    for name, revision in sorted(same, key=lambda place: (link not in place[1]["current_of"], place[0] != hub)):
+        if name != hub:
+            return _placed(model, name, str(model["revision"]), revision)
+        break
+    if not own:
+        return {**model, "source": hub}
+    first = min((revision for _hub, revision in own), key=lambda revision: link not in revision["current_of"])
+    if same or not first["content_id"]:
+        # Where the store lost a manifest, the files may be there all the same.
+        return {**model, "source": hub, "wanted": lock["manifest"]}
+    return {**model, "source": hub, "holds": _name_of(first), "locked": _name_of(lock)}
+
+
+def _name_of(revision: Mapping[str, Any]) -> str:
+    return str(revision["commit"] or revision["content_id"])
 
 
 def _place(model: Mapping[str, Any], found: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -134,6 +134,13 @@ options:
     description: Use what is in the store and never ask the hub; fails when that is not complete.
     type: bool
     default: false
+  activate:
+    description:
+      - With V(false), only verify what is in the store, without a hub. Nothing is published, and the link may name
+        another revision and goes on to do so. Nothing is asked of the file system, since no file of a model is written.
+      - Only what was found is noted in the store, which check mode leaves out too.
+    type: bool
+    default: true
   progress_path:
     description: Internal; set by the action plugin.
     type: path
@@ -173,7 +180,7 @@ EXAMPLES = r"""
 - name: Hash every file again, without the hub
   socle.inference.modelscope_snapshot:
     repo: Qwen/Qwen3-8B
-    offline: true
+    activate: false
     verify: full
   become: true
 """
@@ -298,7 +305,8 @@ def make_request(params: dict[str, Any], check: bool) -> Request:
         allow_shared_fs=params["allow_shared_fs"],
         allow_volatile_fs=params["allow_volatile_fs"],
         force=params["force"],
-        offline=params["offline"],
+        offline=params["offline"] or not params["activate"],
+        activate=params["activate"],
         check=check,
     )
 
@@ -331,6 +339,7 @@ def main() -> None:
             "lock_timeout": {"type": "int", "default": 600},
             "content_id": {"type": "str"},
             "offline": {"type": "bool", "default": False},
+            "activate": {"type": "bool", "default": True},
             "progress_path": {"type": "path"},
         },
         required_if=[("source", "directory", ["path"])],

@@ -131,7 +131,8 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> di
     if request.offline:
         raise StoreError(
             f"{request.repo} at {request.revision} has no lock at {request.location}, and offline is set: run this "
-            "once with offline unset, or bring the lock from where it was run"
+            "once with offline unset, or bring the lock from where it was run",
+            no_lock=True,
         )
 
     def question() -> Manifest:

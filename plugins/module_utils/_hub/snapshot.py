@@ -89,6 +89,8 @@ class Request:
     check: bool = False
     probe: bool = False
     """In check mode: try writing into the store nevertheless."""
+    activate: bool = True
+    """Else nothing is published and no link moved: with *offline*, only what is in place is looked at."""
     look_only: bool = False
     """In check mode: hash nothing; the plan counts what is left to be proven."""
 
@@ -135,6 +137,11 @@ class _Run:
         found = self._resolve()
         manifest, inspection = found.manifest, found.inspection
         self._check_pin(manifest)
+        if not self.request.activate:
+            # Offline, so that it is whole.
+            self._check_structure(manifest)
+            self._remember(found)
+            return self._result(found, previous, changed=False)
         self._shelve(inspection.intact, self.store.revision(manifest.id))
         if inspection.whole and previous == manifest.id:
             if self.request.structure or inspection.full:
@@ -355,8 +362,8 @@ class _Run:
             self.store.save_ledger(self.ledger)
 
     def _remember(self, found: _Found) -> None:
-        """Keep that something is damaged, so that the next quick look does not pass it."""
-        if self.request.check or not found.inspection.rotten:
+        """Keep what is damaged, so that the next quick look does not pass it, and what was proven."""
+        if self.request.check or not (found.inspection.rotten or found.inspection.renewed):
             return
         with self._unhurried():
             self._merge(found.manifest, found.inspection)
@@ -372,7 +379,7 @@ class _Run:
         """Put what this run learnt onto the ledger as it is now, under the lock."""
         self.ledger = self.store.read_ledger()
         self._learn(manifest, inspection)
-        if not is_commit(self.request.revision):
+        if self.request.activate and not is_commit(self.request.revision):
             self.ledger.refs[self.request.revision] = manifest.id
 
     def _change(self, manifest: Manifest, inspection: Inspection, candidates: Candidates) -> dict[str, Any]:

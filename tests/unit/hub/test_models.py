@@ -346,6 +346,25 @@ def test_a_model_is_found_by_its_link() -> None:
     assert find([]) == missing
 
 
+def test_a_locked_model_is_found_by_its_content() -> None:
+    def find(*contents: str | None) -> dict[str, Any]:
+        revisions = [
+            {"path": "/s/rev/x", "content_id": content, "commit": None, "current_of": ["Org--Model"] if content else []}
+            for content in contents
+        ]
+        holder = {"hub": "modelscope", "repo": "Org/Model", "links": ["Org--Model"], "revisions": revisions}
+        item = {"repo": "Org/Model", "revision": "master"}
+        lock = {"item": item, "manifest": {"source": {"hub": "modelscope"}}, "content_id": "new", "commit": None}
+        (place,) = model_places([item], {"models": [holder] if contents else []}, "modelscope", [lock])
+        return {name: place[name] for name in ("wanted", "holds", "locked") if name in place}
+
+    wanted = {"wanted": {"source": {"hub": "modelscope"}}}
+    assert find("old", "new") == wanted
+    assert find("old") == {"holds": "old", "locked": "new"}
+    assert find(None) == wanted, "its manifest is lost"
+    assert find() == {}, "it was never brought"
+
+
 def test_what_stays_is_explained() -> None:
     kept = [{"repo": "Org/Model", "id": "0123456789ab", "reason": "process 7 (vllm) has it open"}]
     lines = model_gc_lines({"removed": [], "stage": [], "kept": kept, "freed_bytes": 0}, "gpu1", False)
