@@ -137,7 +137,7 @@ def run_module(module: Any, options: dict[str, Any], root: Path, capsys: pytest.
 
 
 def test_the_plan_tells_what_is_noted_and_the_module_starts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], warned: list[str]
 ) -> None:
     host = Systemd(chat="active", code="active")
     monkeypatch.setattr(gpu_driver_services, "run", host)
@@ -148,4 +148,4 @@ def test_the_plan_tells_what_is_noted_and_the_module_starts_it(
     assert planned["stopped"] == [CHAT, CODE]
     started = run_module(gpu_driver_services, {"state": "started"}, tmp_path, capsys)
     assert started["units"] == [CHAT] and host.units == {CHAT: "activating"}
-    assert f"{CODE} was stopped for a change of the driver and is not started again" in str(started["warnings"])
+    assert f"{CODE} was stopped for a change of the driver and is not started again" in str(warned)

@@ -90,10 +90,11 @@ def test_a_diff_shows_a_docker_that_is_started_and_enabled(
     }
 
 
-@pytest.mark.parametrize(("running", "warned"), [("", False), ("vllm-chat\tchat\n", True)])
+@pytest.mark.parametrize(("running", "told"), [("", False), ("vllm-chat\tchat\n", True)])
 def test_a_restart_is_warned_of_only_where_containers_ran(
     running: str,
-    warned: bool,
+    told: bool,
+    warned: list[str],
     commands: Commands,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +104,7 @@ def test_a_restart_is_warned_of_only_where_containers_ran(
     commands.on("docker", "ps", out=running)
     result = bring_docker(commands, tmp_path, monkeypatch, capsys, log_max_size="50m")
     assert result["action"] == "restart"
-    assert ("containers that run on it: 1" in str(result.get("warnings"))) is warned
+    assert ("containers that run on it: 1" in str(warned)) is told
 
 
 @pytest.mark.parametrize("engine", ["podman", "docker"])
