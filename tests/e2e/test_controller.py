@@ -80,7 +80,8 @@ def test_an_ordinary_host_leaves_the_controller_alone(mode: str, recorded: Path,
     # Ansible leaves a connection to the host open for a while.
     assert {name for name in _processes() - processes if not name.endswith(" ssh")} == set()
     beside = _tree(tmp_path / "inventories")
-    assert all(path.startswith("ordinary/.socle/records/") for path in beside if path.count("/") > 2)
+    kept = ("ordinary/.socle/records/", "ordinary/.socle/locks/")
+    assert all(path.startswith(kept) for path in beside if path.count("/") > 2)
 
 
 def test_the_group_makes_the_difference(tmp_path: Path) -> None:
