@@ -9,10 +9,9 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.socle.inference.plugins.module_utils._hub.fanout import Member, Place, arrange
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
-DEFAULT_REVISIONS = {"huggingface": "main"}
-DEFAULT_REVISION = "master"
 INSPECTIONS = "__model_store_inspections"
 STARTED = "__model_store_started"
 RESULT = "model_store_result"
@@ -25,7 +24,7 @@ def unique_models(models: Iterable[Mapping[str, Any]], source: str = "modelscope
     found: dict[str, dict[str, str]] = {}
     for model in models:
         repo = str(model["repo"])
-        revision = str(model.get("revision") or DEFAULT_REVISIONS.get(source, DEFAULT_REVISION))
+        revision = str(model.get("revision") or DEFAULT_REVISION.get(source, DEFAULT_REVISION["modelscope"]))
         known = found.setdefault(repo, {"repo": repo, "revision": revision})
         if known["revision"] != revision:
             raise AnsibleFilterError(

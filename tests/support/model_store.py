@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def flip_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     overwrite(path, bytes(content))
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    stdout, stderr = process.communicate(timeout=60)
+    assert stdout, stderr
+    result: dict[str, Any] = json.loads(stdout)
+    return result
 
 
 def rot(store: Path, path: Path) -> None:

@@ -18,3 +18,13 @@ def parse_age(option: str, text: str) -> float:
     if not match:
         raise StoreError(f"{option} must be a number with m, h, d or w, such as 30d, found {text[:40]!r}")
     return int(match[1]) * UNITS_S[match[2]]
+
+
+def is_full_due(full: bool, max_age_s: float | None, checked_s: float | None, now_s: float) -> bool:
+    """Whether every file is to be hashed: it was asked for, or was last done longer ago than *max_age_s*, or never.
+
+    *checked_s* and *now_s* count from the epoch.
+    """
+    if full or max_age_s is None:
+        return full
+    return checked_s is None or now_s - checked_s > max_age_s

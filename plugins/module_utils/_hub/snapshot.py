@@ -21,6 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     likely_files,
     linkable_bytes,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.ages import is_full_due
 from ansible_collections.socle.inference.plugins.module_utils._hub.answer import Done, Outcome, build_answer
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
@@ -177,11 +178,8 @@ class _Run:
             self.shelf.prove(path, location)
 
     def _is_full(self, manifest: Manifest) -> bool:
-        """Whether everything is to be hashed: it was asked for, or the last time is too long ago."""
-        if self.request.full or self.request.verify_max_age_s is None:
-            return self.request.full
         checked = self.ledger.full_check(manifest.id)
-        return checked is None or time.time() - checked > self.request.verify_max_age_s
+        return is_full_due(self.request.full, self.request.verify_max_age_s, checked, time.time())
 
     # What is asked for
 

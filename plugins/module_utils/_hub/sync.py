@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub import manifest as manifests
-from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
+from ansible_collections.socle.inference.plugins.module_utils._hub.ages import is_full_due, parse_age
 from ansible_collections.socle.inference.plugins.module_utils._hub.job import hub_of, request_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl, View, default_base
 from ansible_collections.socle.inference.plugins.module_utils._hub.lan import choose_address
@@ -113,10 +113,8 @@ def _renew(spec: Mapping[str, Any], manifest: Manifest) -> dict[str, Any] | None
 
 def is_due(spec: Mapping[str, Any], checked: str | None, now_s: float) -> bool:
     """Whether everything is to be hashed this time; *checked*: when that was last done (UTC), or None."""
-    max_age_s = spec.get("verify_max_age_s")
-    if spec["verify"] == "full" or max_age_s is None:
-        return bool(spec["verify"] == "full")
-    return checked is None or now_s - calendar.timegm(time.strptime(checked, "%Y-%m-%dT%H:%M:%SZ")) > max_age_s
+    checked_s = None if checked is None else calendar.timegm(time.strptime(checked, "%Y-%m-%dT%H:%M:%SZ"))
+    return is_full_due(spec["verify"] == "full", spec.get("verify_max_age_s"), checked_s, now_s)
 
 
 def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dict[str, Any]:

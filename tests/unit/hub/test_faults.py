@@ -54,6 +54,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.transport imp
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
+from tests.support.model_store import base, contents, finish, published
 from tests.unit.hub.certificates import make_certificates
 
 Ensure = Callable[..., dict[str, Any]]
@@ -62,19 +63,6 @@ WEIGHTS = "model-00001-of-00002.safetensors"
 MORE_WEIGHTS = "model-00002-of-00002.safetensors"
 ON_STORAGE = rf"^/cdn/.*{WEIGHTS}"
 FAST = Policy(backoff_s=0.01, backoff_max_s=0.02, list_timeout_s=5, stall_s=5)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def base(store: Path) -> Path:
-    return store / ".store" / "modelscope" / "Org--Model"
-
-
-def published(store: Path) -> list[str]:
-    folder = base(store) / "rev"
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def staged(store: Path) -> list[Path]:
@@ -86,13 +74,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < until, "the condition did not come true in time"
         time.sleep(0.02)
-
-
-def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    stdout, stderr = process.communicate(timeout=60)
-    assert stdout, stderr
-    result: dict[str, Any] = json.loads(stdout)
-    return result
 
 
 def on_storage(hub: HubSimulator, name: str = WEIGHTS) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.transport imp
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
+from tests.support.model_store import base, contents, finish, flip_byte, overwrite, published
 
 Ensure = Callable[..., dict[str, Any]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -33,10 +34,6 @@ WEIGHTS = "model-00001-of-00002.safetensors"
 MORE_WEIGHTS = "model-00002-of-00002.safetensors"
 FAST = Policy(backoff_s=0.01, backoff_max_s=0.02, list_timeout_s=5)
 ON_STORAGE = rf"^/cdn/.*{WEIGHTS}"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def written(store: Path) -> dict[Path, tuple[int, ...]]:
@@ -48,28 +45,8 @@ def written(store: Path) -> dict[Path, tuple[int, ...]]:
     }
 
 
-def base(store: Path) -> Path:
-    return store / ".store" / "modelscope" / "Org--Model"
-
-
-def published(store: Path) -> list[str]:
-    revisions = base(store) / "rev"
-    return sorted(entry.name for entry in revisions.iterdir()) if revisions.is_dir() else []
-
-
 def stage(store: Path) -> list[str]:
     return sorted(entry.name for entry in (base(store) / "stage").iterdir())
-
-
-def overwrite(path: Path, content: bytes) -> None:
-    path.chmod(0o644)
-    path.write_bytes(content)
-
-
-def flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    overwrite(path, bytes(content))
 
 
 def trust_again(store: Path, path: Path) -> None:
@@ -86,13 +63,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
     while not condition():
         assert time.monotonic() < until, "the condition did not come true in time"
         time.sleep(0.02)
-
-
-def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    stdout, stderr = process.communicate(timeout=60)
-    assert stdout, stderr
-    result: dict[str, Any] = json.loads(stdout)
-    return result
 
 
 def test_a_download_is_complete_named_and_read_only(ensure: Ensure, folder: Path, store: Path) -> None:
