@@ -29,7 +29,7 @@ from tests.simulators.hub.server import HubSimulator
 from tests.support.model_store import base, contents, finish, flip_byte, overwrite, published
 
 Ensure = Callable[..., dict[str, Any]]
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., subprocess.Popen[str]]
 WEIGHTS = "model-00001-of-00002.safetensors"
 MORE_WEIGHTS = "model-00002-of-00002.safetensors"
 FAST = Policy(backoff_s=0.01, backoff_max_s=0.02, list_timeout_s=5)
