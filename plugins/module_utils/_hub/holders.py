@@ -128,7 +128,13 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _lines(table: Path) -> list[str]:
-    return table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    try:
+        return table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        # The kernel's answer for the mounts of a process that has ended and was not waited for yet.
+        if error.errno == errno.EINVAL:
+            return []
+        raise
 
 
 def _link_key(link: Path, claims: Claims) -> str | None:

@@ -48,6 +48,7 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
@@ -397,13 +398,19 @@ def test_every_hub_brings_the_same_bytes(hub: HubSimulator, folder: Path, tmp_pa
     assert results["huggingface"]["bytes"]["wan"] == results["huggingface"]["bytes"]["total"]
 
 
-def test_a_folder_that_changes_while_it_is_imported_is_noticed(folder: Path, store: Path) -> None:
-    class Meddler(Progress):
-        def update(self, phase: str, *args: Any, **values: Any) -> None:
-            if phase == "downloading":
-                (folder / "config.json").write_text('{"architectures": ["Evil"]}')
-
+def test_a_folder_that_changes_while_it_is_imported_is_noticed(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = make_hub("directory", path=str(folder), policy=FAST)
+    resolve = client.resolve
+
+    def meddle(repo: str, revision: str) -> Manifest:
+        manifest = resolve(repo, revision)
+        text = (folder / "config.json").read_text()
+        (folder / "config.json").write_text(text.replace("a", "b"))
+        return manifest
+
+    monkeypatch.setattr(client, "resolve", meddle)
     with pytest.raises(SocleError):
-        ensure_snapshot(Request("Org/Model", "master", store, reserve_bytes=0), client, Meddler())
+        ensure_snapshot(Request("Org/Model", "master", store, reserve_bytes=0), client, Progress())
     assert not list(store.glob(".store/*/*/rev/*"))

@@ -241,6 +241,20 @@ def test_what_is_opened_in_the_last_moment_comes_back(
     assert (base(store) / "manifest" / f"{old.name}.json").is_file()
 
 
+def test_a_process_that_ended_and_was_not_waited_for_is_no_obstacle(
+    publish: Publish, store: Path, rules: Rules
+) -> None:
+    old = publish(3)[0]
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    (rules.proc / str(ended.pid)).symlink_to(f"/proc/{ended.pid}")
+    try:
+        run(store, rules)
+    finally:
+        ended.wait()
+    assert not old.exists()
+
+
 def test_an_error_after_the_rename_brings_everything_back(
     publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
