@@ -387,7 +387,8 @@ class _Run:
         found.inspection.take_over(inspection)
         previous = self.store.read_link(self.link)
         wanted, extra = found.inspection.wanted, found.inspection.extra
-        job = self.store.new_job(manifest.id)
+        about = {"requested": manifest.requested, "commit": manifest.commit, "total_bytes": manifest.total_bytes}
+        job = self.store.new_job(manifest.id, about)
         done = Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)), repaired=bool(inspection.damaged))
         checked: list[float | None] = [found.inspection.full_s or self.ledger.full_check(manifest.id)]
         if wanted or extra:

@@ -365,12 +365,14 @@ class RepoStore:
                     found.append(place)
         return found
 
-    def new_job(self, snapshot: str) -> Path:
-        """An own stage folder."""
+    def new_job(self, snapshot: str, about: Mapping[str, Any] | None = None) -> Path:
+        """An own stage folder. *about* says more of the snapshot, for whoever lists what is under way."""
         job = self.stage / f"{os.getpid()}-{secrets.token_hex(4)}"
         for folder in (job, job / "part", job / "tree"):
             make_folder(folder)
-        (job / "owner.json").write_text(json.dumps({**own_identity(), "snapshot": snapshot}), encoding="utf-8")
+        (job / "owner.json").write_text(
+            json.dumps({**own_identity(), **(about or {}), "snapshot": snapshot}), encoding="utf-8"
+        )
         return job
 
     def adopt(self, wanted: Iterable[ModelFile], job: Path) -> int:
