@@ -27,6 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 from ansible_collections.socle.inference.plugins.modules.model_lock import ARGUMENT_SPEC
+from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_in_result
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import PERIOD_S, format_duration
 
 BRIEF = Policy(list_attempts=1, list_timeout_s=5.0)
@@ -55,6 +56,7 @@ class ActionModule(ActionBase):
             answer = _answer(self, args, task_vars, self._task.check_mode)
         except SocleError as error:
             result.update(failed=True, msg=str(error), **error.fields)
+            name_in_result(result, args["option_names"])
             return result
         finally:
             ended.set()
@@ -63,6 +65,7 @@ class ActionModule(ActionBase):
         if self._task.diff and answer["changed"]:
             answer["diff"] = diff
         result.update(answer)
+        name_in_result(result, args["option_names"])
         return result
 
 
@@ -104,6 +107,19 @@ class _Asked:
         raise (UnreachableFromHost if result.get("hub_unreachable") else HubError)(message, **gone)
 
 
+def _held(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], revision: str) -> Manifest | None:
+    """What the host's store holds as *revision*; None without one, or where it cannot be looked at."""
+    if not args["store"]:
+        return None
+    result = action._execute_module(
+        module_name="socle.inference.model_lock",
+        module_args={**{name: args[name] for name in ("repo", "source", "store")}, "revision": revision},
+        task_vars=task_vars,
+    )
+    manifest = result.get("manifest")
+    return loads(json.dumps(manifest)) if manifest else None
+
+
 def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any], check: bool) -> dict[str, Any]:
     source = args["source"]
     revision = args["revision"] or DEFAULT_REVISION[source]
@@ -115,6 +131,7 @@ def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any
         moved=args["moved"],
         offline=args["offline"],
         check=check,
+        host=str(task_vars.get("inventory_hostname", "")),
     )
     # Every process of a run has the same temporary folder, which ends with the run.
     folder = Path(constants.DEFAULT_LOCAL_TMP)
@@ -125,7 +142,12 @@ def _answer(action: ActionModule, args: dict[str, Any], task_vars: dict[str, Any
         if given.repo != args["repo"]:
             raise HubError(f"the manifest describes {given.repo}, but {args['repo']} is to be locked")
         memo.tell(dataclasses.replace(given, requested=revision))
-    return ensure_lock(request, lambda: _Asked(action, args, task_vars, own), memo)
+    return ensure_lock(
+        request,
+        lambda: _Asked(action, args, task_vars, own),
+        memo,
+        held=lambda: _held(action, args, task_vars, revision),
+    )
 
 
 def _tell(ended: threading.Event, host: str, repo: str) -> None:

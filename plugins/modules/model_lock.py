@@ -92,6 +92,15 @@ options:
     type: str
     choices: [refuse, keep, accept]
     default: refuse
+  store:
+    description:
+      - The folder that holds the models of the host. What it holds as a full commit that has no lock is taken where no
+        hub answers, or with O(offline).
+    type: path
+  option_names:
+    description: What messages call the options that come from variables; option to variable.
+    type: dict
+    default: {}
 seealso:
   - module: socle.inference.modelscope_snapshot
 """
@@ -140,9 +149,11 @@ moved:
 """
 
 import json
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.held import held_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
@@ -159,6 +170,8 @@ ARGUMENT_SPEC = {
     "ask_from": {"type": "str", "choices": ["auto", "controller", "host"], "default": "auto"},
     "offline": {"type": "bool", "default": False},
     "moved": {"type": "str", "choices": ["refuse", "keep", "accept"], "default": "refuse"},
+    "store": {"type": "path"},
+    "option_names": {"type": "dict", "default": {}},
 }
 
 
@@ -168,6 +181,9 @@ def main() -> None:
     options = {name: params[name] for name in ("source", "endpoint", "token", "proxy", "ca_file", "path")}
     try:
         revision = params["revision"] or DEFAULT_REVISION[params["source"]]
+        if params["store"]:
+            held = held_commit(Path(params["store"]), params["source"], params["repo"], revision)
+            module.exit_json(changed=False, manifest=json.loads(held.dumps()) if held else None)
         manifest = make_hub(**options).resolve(params["repo"], revision)
     except SocleError as error:
         module.fail_json(msg=str(error), hub_unreachable=isinstance(error, HubUnreachable), **error.fields)

@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import is_commit
@@ -42,6 +42,8 @@ class LockRequest:
     moved: str = "refuse"
     offline: bool = False
     check: bool = False
+    host: str = ""
+    """Who asks, for the messages of the others."""
 
 
 def lock_location(inventory_dir: str | None, source: str, repo: str, revision: str) -> Path | None:
@@ -50,13 +52,18 @@ def lock_location(inventory_dir: str | None, source: str, repo: str, revision: s
         raise HubError(f"repo must be {REPO_RULE}, found {repo[:120]!r}")
     if not REVISION.fullmatch(revision):
         raise HubError(f"revision must be a branch, a tag or a commit, found {revision[:120]!r}")
-    if not inventory_dir:
-        return None
+    return Path(inventory_dir) / ".socle" / "locks" / source / _lock_name(repo, revision) if inventory_dir else None
+
+
+def _lock_name(repo: str, revision: str) -> str:
     encoded = urllib.parse.quote(revision, safe="")
     name = f"{folder_of(repo)}@{encoded}"
     if len(name) > MAX_NAME_BYTES:
         name = f"{name[: MAX_NAME_BYTES - 17]}-{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
-    return Path(inventory_dir) / ".socle" / "locks" / source / f"{name}.json"
+    return f"{name}.json"
+
+
+Held = Callable[[], Optional[Manifest]]
 
 
 class UnreachableFromHost(HubUnreachable):
@@ -79,6 +86,15 @@ class Memo:
         with self._file.with_suffix(".lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+    def first(self, event: str, host: str) -> str | None:
+        """The host that *event* was told of before; None for the first one, which is *host* then. Under the lock."""
+        place = self._file.with_suffix(f".{event}")
+        try:
+            return place.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            place.write_text(host, encoding="utf-8")
+            return None
 
     def tell(self, manifest: Manifest) -> None:
         """Take *manifest* for the answer, whatever it was before."""
@@ -115,23 +131,34 @@ class Memo:
         staged.replace(self._file)
 
 
-def ensure_lock(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> dict[str, Any]:
+def nothing_held() -> Manifest | None:
+    """For who has no store to look into."""
+    return None
+
+
+def ensure_lock(
+    request: LockRequest, make_hub: Callable[[], Hub], memo: Memo, held: Held = nothing_held
+) -> dict[str, Any]:
     """The content that *request* means, from the lock, the hub or both; returns what the module returns.
 
-    *make_hub* is called only where a hub has to be asked. Raises SocleError.
+    *make_hub* is called only where a hub has to be asked, and *held* only for a full commit that has no lock where no
+    hub answers: it returns what the host holds under that commit. Raises SocleError.
     """
     with memo.locked():
-        return _ensure(request, make_hub, memo)
+        return _ensure(request, make_hub, memo, held)
 
 
-def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> dict[str, Any]:
+def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo, held: Held) -> dict[str, Any]:
     locked = _read_lock(request) if request.location else None
     if locked and (request.offline or is_commit(request.revision)):
         return _result(request, locked)
     if request.offline:
+        kept = _held(request, held)
+        if kept:
+            return _lock(request, kept, memo)
         raise StoreError(
-            f"{request.repo} at {request.revision} has no lock at {request.location}, and offline is set: run this "
-            "once with offline unset, or bring the lock from where it was run",
+            f"{request.repo} at {request.revision} has no lock at {request.location}, and the option offline is set: "
+            "run this once without it, or bring the lock from where it was run",
             no_lock=True,
         )
 
@@ -145,19 +172,42 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo) -> di
     except HubError as error:
         if locked and (isinstance(error, HubUnreachable) or request.moved == "keep"):
             return _result(request, locked, warning=f"{error}; the lock {request.location} is used: {_named(locked)}")
+        kept = _held(request, held) if isinstance(error, HubUnreachable) else None
+        if kept:
+            return _lock(request, kept, memo, warning=f"{error}; {request.host or 'a host'} holds {_named(kept)}")
         raise _with_ways_out(error, request, locked) from error
-    if locked is None:
-        if request.location and not request.check and not _write_new(request.location, found.dumps()):
-            # Somebody else was faster: what they wrote counts.
-            locked = _read_lock(request)
-        if locked is None:
-            return _result(request, found, changed=request.location is not None)
-    if found.content_id == locked.content_id:
-        return _result(request, locked)
-    return _moved(request, locked, found)
+    return _lock(request, found, memo) if locked is None else _compare(request, locked, found, memo)
 
 
-def _moved(request: LockRequest, locked: Manifest, found: Manifest) -> dict[str, Any]:
+def _held(request: LockRequest, held: Held) -> Manifest | None:
+    """What the host holds under a full commit: unlike a name, that means one content for ever."""
+    found = held() if is_commit(request.revision) else None
+    fits = found and (found.repo, found.commit) == (request.repo, request.revision)
+    return dataclasses.replace(found, requested=request.revision) if found and fits else None
+
+
+def _lock(request: LockRequest, found: Manifest, memo: Memo, warning: str | None = None) -> dict[str, Any]:
+    """Let *found* be what the revision means, since nothing is locked yet."""
+    if request.location and not request.check and not _write_new(request.location, found.dumps()):
+        # Somebody else was faster: what they wrote counts.
+        locked = _read_lock(request)
+        if locked is not None:
+            return _compare(request, locked, found, memo)
+    changed = request.location is not None and _counts(request, memo)
+    return _result(request, found, changed=changed, warning=warning)
+
+
+def _counts(request: LockRequest, memo: Memo) -> bool:
+    """Whether a change is this host's: in a run the next one finds the lock as it should be, in check mode it does
+    not."""
+    return not request.check or memo.first("changed", request.host) is None
+
+
+def _compare(request: LockRequest, locked: Manifest, found: Manifest, memo: Memo) -> dict[str, Any]:
+    return _result(request, locked) if found.content_id == locked.content_id else _moved(request, locked, found, memo)
+
+
+def _moved(request: LockRequest, locked: Manifest, found: Manifest, memo: Memo) -> dict[str, Any]:
     changed = _changed_paths(locked, found)
     total = len({file.path for manifest in (locked, found) for file in manifest.files})
     shown = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
@@ -174,11 +224,16 @@ def _moved(request: LockRequest, locked: Manifest, found: Manifest) -> dict[str,
         return _result(request, locked, warning=f"{what}; the lock is used", moved=True)
     if request.moved == "accept":
         if request.location and not request.check:
+            _keep(request.location, locked)
             _write(request.location, found.dumps())
-        return _result(request, found, changed=True, before=locked, moved=True)
+        return _result(request, found, changed=_counts(request, memo), before=locked, moved=True)
     stay = f"pin revision: {locked.commit}" if locked.commit else "use -e model_store_moved=keep"
+    message = f"{what}. To accept it, use -e model_store_moved=accept; to stay with what is locked, {stay}"
+    teller = memo.first("moved", request.host)
+    if teller and teller != request.host:
+        message = f"{request.repo} at {request.revision} has moved: the message of {teller} says what to do"
     raise HubError(
-        f"{what}. To accept it, use -e model_store_moved=accept; to stay with what is locked, {stay}",
+        message,
         locked_commit=locked.commit,
         commit=found.commit,
         locked_content_id=locked.content_id,
@@ -233,7 +288,8 @@ def _with_ways_out(error: HubError, request: LockRequest, locked: Manifest | Non
     if isinstance(error, HubUnreachable):
         return HubUnreachable(
             f"{error}, and {request.repo} at {request.revision} has no lock yet: check address, network and proxy "
-            "(HTTPS_PROXY, NO_PROXY in the environment, or the option proxy), or bring a lock and set offline",
+            "(HTTPS_PROXY, NO_PROXY in the environment, or the option proxy), or bring a lock and set the option "
+            "offline",
             **error.fields,
         )
     if locked and error.fields.get("revision_gone"):
@@ -275,6 +331,13 @@ def _read_lock(request: LockRequest) -> Manifest | None:
             f"{request.revision}: remove it, or give it its right name"
         )
     return manifest
+
+
+def _keep(location: Path, locked: Manifest) -> None:
+    """Keep what was locked under the name of its commit, so that going back to it needs no hub."""
+    if locked.commit:
+        text = dataclasses.replace(locked, requested=locked.commit).dumps()
+        _write_new(location.with_name(_lock_name(locked.repo, locked.commit)), text)
 
 
 def _write_new(location: Path, text: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.held import held_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.lock import (
     LockRequest,
@@ -28,6 +30,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
+from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_variables
 
 from tests.simulators.hub.server import HubSimulator
 
@@ -47,6 +50,7 @@ PLAY = """
         moved: "{{ moved | default('refuse') }}"
         ask_from: "{{ ask_from | default('auto') }}"
         manifest: "{{ manifest | default(omit) }}"
+        option_names: "{{ names | default({}) }}"
       environment: "{{ there | default({}) }}"
       register: lock
     - name: Show it
@@ -206,7 +210,7 @@ def test_only_a_revision_that_is_gone_is_kept_by_keeping_the_lock(lock: Lock, hu
 
 
 def test_offline_and_a_commit_that_is_locked_ask_nothing(lock: Lock, hub: HubSimulator) -> None:
-    with pytest.raises(StoreError, match=r"no lock at .* offline is set"):
+    with pytest.raises(StoreError, match=r"no lock at .* the option offline is set"):
         lock(offline=True)
     commit = lock()["commit"]
     assert lock(commit)["changed"]
@@ -419,11 +423,13 @@ def test_a_playbook_run_locks_once_for_all_hosts(
     hub.protect("Org/Model", "very-secret")
     checked = play("--check", "--diff")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert sorted(re.findall(r"changed=(\d)", checked.stdout)) == ["0", "0", "0", "1"]
     assert len(hub.requests) == 1
     assert "+config.json 27 " in checked.stdout
     assert not (inventory / ".socle").exists()
     first = play("-vvvv")
     assert first.returncode == 0, first.stdout + first.stderr
+    assert sorted(re.findall(r"changed=(\d)", first.stdout)) == ["0", "0", "0", "1"]
     place = inventory / ".socle/locks/modelscope/Org--Model@master.json"
     commit = json.loads(place.read_text())["source"]["commit"]
     assert all(f"gpu{number} {commit} 6" in first.stdout for number in range(4))
@@ -499,3 +505,99 @@ def test_the_way_out_of_a_moved_branch_works(lock: Lock, folder: Path) -> None:
     with pytest.raises(SocleError, match=f"pin revision: {old}"):
         lock()
     assert lock(old)["commit"] == old
+
+
+def test_going_back_to_the_commit_before_an_accepted_one_needs_no_hub(
+    lock: Lock, hub: HubSimulator, inventory: Path, move: Callable[[], None]
+) -> None:
+    old = lock()
+    move()
+    lock(moved="accept", check=True)
+    assert len(texts(inventory)) == 1
+    lock(moved="accept")
+    hub.reset()
+    back = lock(old["commit"], endpoint="http://127.0.0.1:1")
+    assert (back["content_id"], back["changed"]) == (old["content_id"], False)
+    assert hub.requests == []
+    assert back["lock"].endswith(f"/Org--Model@{old['commit']}.json")
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_commit_that_a_host_holds_is_locked_without_a_hub(
+    inventory: Path, tmp_path: Path, hub: HubSimulator, offline: bool
+) -> None:
+    known = make_hub(endpoint=hub.url, proxy="", policy=FAST).resolve("Org/Model", "master")
+    commit = str(known.commit)
+
+    def dead() -> Hub:
+        return make_hub(endpoint="http://127.0.0.1:1", proxy="", policy=FAST)
+
+    def ask(revision: str, run: str, held: Manifest | None) -> dict[str, Any]:
+        place = lock_location(str(inventory), "modelscope", "Org/Model", revision)
+        request = LockRequest("Org/Model", revision, place, offline=offline, host="gpu1")
+        return ensure_lock(request, dead, Memo(tmp_path / run, ""), held=lambda: held)
+
+    # A name means something else tomorrow, and another commit is another content.
+    for revision in ("master", "f" * 40):
+        with pytest.raises(SocleError):
+            ask(revision, revision, known)
+    found = ask(commit, "one", known)
+    assert (found["changed"], found["content_id"]) == (True, known.content_id)
+    assert json.loads(Path(found["lock"]).read_text())["source"]["requested"] == commit
+    assert offline or "gpu1 holds commit" in found["warnings"][0]
+    assert not ask(commit, "two", None)["changed"]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_check_counts_the_change_of_a_lock_as_often_as_a_run(
+    lock: Lock, move: Callable[[], None], moved: bool
+) -> None:
+    options = {"moved": "accept"} if moved else {}
+    if moved:
+        lock()
+        move()
+    hosts = ("gpu1", "gpu2", "gpu3")
+    checked = [lock(run="check", host=host, check=True, **options)["changed"] for host in hosts]
+    assert checked == [lock(run="run", host=host, **options)["changed"] for host in hosts] == [True, False, False]
+
+
+def test_a_moved_branch_fails_every_host_and_is_explained_by_the_first(lock: Lock, move: Callable[[], None]) -> None:
+    lock()
+    move()
+    said = []
+    for host in ("gpu1", "gpu2", "gpu1"):
+        with pytest.raises(HubError) as caught:
+            lock(run="one", host=host)
+        said.append(str(caught.value))
+        assert caught.value.fields["files_changed"] == 2
+    assert "model_store_moved=accept" in said[0] == said[2]
+    assert said[1] == "Org/Model at master has moved: the message of gpu1 says what to do"
+
+
+def test_messages_name_the_variables_that_options_come_from(
+    play: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    dead = {"hub": "http://127.0.0.1:1", "ask_from": "controller"}
+    alone = play("--limit", "gpu0", **dead)
+    assert "or the option proxy), or bring a lock and set the option offline" in " ".join(alone.stdout.split())
+    named = {"proxy": "model_store_proxy", "offline": "model_store_offline"}
+    done = play("--limit", "gpu0", names=named, **dead)
+    assert "or model_store_proxy), or bring a lock and set model_store_offline" in " ".join(done.stdout.split())
+
+
+def test_only_options_are_replaced_by_variables() -> None:
+    names = {"adopt_from": "model_store_adopt_from", "token": "model_store_token"}
+    text = "/adopt_from/x, which adopt_from names, the token, model_store_adopt_from, set the option token"
+    assert name_variables(text, names) == (
+        "/adopt_from/x, which model_store_adopt_from names, the token, model_store_adopt_from, set model_store_token"
+    )
+
+
+def test_a_host_s_store_names_what_it_holds_of_a_commit(ensure: Callable[..., dict[str, Any]], store: Path) -> None:
+    result = ensure()
+    found = held_commit(store, "modelscope", "Org/Model", result["commit"])
+    assert found and found.content_id == result["content_id"]
+    assert held_commit(store, "modelscope", "Org/Model", "master") is None
+    assert held_commit(store, "modelscope", "Org/Model", result["commit"][:12] + "0" * 28) is None
+    (Path(result["path"]) / "config.json").unlink()
+    assert held_commit(store, "modelscope", "Org/Model", result["commit"]) is None
