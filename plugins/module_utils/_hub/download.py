@@ -41,6 +41,9 @@ CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 EXPIRED = frozenset({401, 403, 404, 410})
 CROWDED = frozenset({429, 503})
 LAN_RETRY_S = 0.5
+REFUSED_RETRY_S = 0.25
+REFUSALS = (ConnectionRefusedError, ConnectionResetError)
+"""What the kernel of a host answers in place of a process that has ended."""
 LAST_WAIT_S = 1.0
 RESTARTS = 2
 """How often the same host may make a file start over by naming its content differently."""
@@ -53,10 +56,12 @@ class HashMismatch(HubError):
 class _Interrupted(Exception):
     """This try is over; the next one goes on where it ended."""
 
-    def __init__(self, reason: str, pause_s: float | None = None, status: int = 0) -> None:
+    def __init__(self, reason: str, pause_s: float | None = None, status: int = 0, refused: bool = False) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
         self.status = status
+        self.refused = refused
+        """The host answered, and the process that served there did not."""
 
 
 class _WrongContent(Exception):
@@ -85,6 +90,10 @@ class _Standing:
     mark: int = 0
     """Bytes of the file at the last progress."""
     failing_since: float | None = None
+    refused_since: float | None = None
+    """When it began to refuse connections, without a byte since."""
+    refused_at: int = 0
+    """Bytes of the file then."""
     waiting_since: float | None = None
     waited_at: tuple[int, str | None] | None = None
     """Bytes of the file, and the progress of the origin itself, when the waiting began."""
@@ -200,7 +209,7 @@ class _Fetch:
     def _waited(self, standing: _Standing, progress: str | None, began: float) -> None:
         """The origin lives and has no more yet: ask it again, as long as it, or what it waits for, gets on."""
         origin, policy, now = standing.origin, standing.origin.policy, time.monotonic()
-        standing.failing_since = None
+        standing.failing_since = standing.refused_since = None
         state = (self.part.received, progress)
         if standing.waiting_since is None or state != standing.waited_at:
             standing.waiting_since, standing.waited_at = now, state
@@ -226,7 +235,7 @@ class _Fetch:
         """Ask neighbours that were given up again, but for those that sent what is wrong."""
         for other in self.standings:
             if other.origin.kind == "lan" and other.mismatches < other.origin.policy.hash_tries:
-                other.verdict = other.failing_since = other.waiting_since = None
+                other.verdict = other.failing_since = other.refused_since = other.waiting_since = None
                 other.failures = 0
                 self.meter.ailing.discard(other.origin.host)
         self.meter.note(f"{self.file.path}: {reason}")
@@ -247,7 +256,9 @@ class _Fetch:
         alone = all(other.verdict is not None for other in self.standings if other is not standing)
         if origin.kind == "lan" and not alone:
             patient = now - standing.failing_since < policy.lan_patience_s and origin.host not in self.meter.ailing
-            pause: float = LAN_RETRY_S
+            # Judged also where patience is over: it keeps the time since the first refusal.
+            patient = not self._is_refused(standing, error, now) and patient
+            pause: float = REFUSED_RETRY_S if error.refused else LAN_RETRY_S
         else:
             patient = standing.failures < policy.failures
             pause = min(policy.backoff_s * 2 ** (standing.failures - 1), policy.backoff_max_s)
@@ -265,6 +276,15 @@ class _Fetch:
                 host=origin.host,
             ),
         )
+
+    def _is_refused(self, standing: _Standing, error: _Interrupted, now: float) -> bool:
+        """Whether nobody has listened at a neighbour for so long that its process must have ended."""
+        if not error.refused:
+            standing.refused_since = None
+            return False
+        if standing.refused_since is None or standing.refused_at != self.part.received:
+            standing.refused_since, standing.refused_at = now, self.part.received
+        return now - standing.refused_since >= standing.origin.policy.lan_refused_s
 
     def _wrong(self, actual: str, standing: _Standing) -> None:
         """The file is complete, and not what it should be: start over, unless its origins had their chances."""
@@ -393,7 +413,7 @@ class _Fetch:
         except NotYet:
             raise
         except NETWORK_ERRORS as error:
-            raise _Interrupted(_reason(origin, error)) from error
+            raise _Interrupted(_reason(origin, error), refused=isinstance(error, REFUSALS)) from error
         except ValueError as error:
             raise _Interrupted("an address that is not valid") from error
         with contextlib.closing(response):
@@ -503,7 +523,7 @@ class _Fetch:
                 except NotYet:
                     raise
                 except NETWORK_ERRORS as error:
-                    raise _Interrupted(_reason(origin, error)) from error
+                    raise _Interrupted(_reason(origin, error), refused=isinstance(error, REFUSALS)) from error
                 if not view:
                     raise _Interrupted(f"the connection ended {left} bytes early")
                 now = time.monotonic()

@@ -106,13 +106,18 @@ class Peer:
 
     def is_heard(self, file: ModelFile) -> bool | None:
         """Whether the relay answers anything; None where its host does, and nothing listens there any more."""
-        try:
-            self._request("HEAD", file.path, {"Authorization": f"Bearer {self._token}"}).close()
-        except ConnectionRefusedError:
-            return None
-        except (OSError, http.client.HTTPException):
-            return False
-        return True
+        for _try in range(2):
+            try:
+                self._request("HEAD", file.path, {"Authorization": f"Bearer {self._token}"}).close()
+            except ConnectionRefusedError:
+                return None
+            except ConnectionResetError:
+                # What a process that just ends does to those who were about to be served: the next one is refused.
+                continue
+            except (OSError, http.client.HTTPException):
+                return False
+            return True
+        return False
 
     def _url(self, path: str) -> str:
         return "/" + urllib.parse.quote(path)

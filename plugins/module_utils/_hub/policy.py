@@ -27,6 +27,8 @@ class Policy:
     """Fresh storage addresses in a row that are asked for when storage refuses."""
     lan_patience_s: float = 5.0
     """How long a neighbour may fail before the next origin is used."""
+    lan_refused_s: float = 1.0
+    """The same where its host answers and says that nobody listens, which a relay that is only slow never says."""
     not_yet_s: float = 600.0
     """How long a neighbour that answers may have no more of a file, while nothing comes for itself either."""
     connections: int = 4

@@ -9,6 +9,7 @@ import io
 import threading
 import time
 import urllib.error
+from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,11 @@ class Fake:
     """An origin, or a peer, that does what *fault* says, or serves; *files* are those that it was asked for."""
 
     ranges = False
-    policy = POLICY
 
     def __init__(self, host: str, kind: str, clock: Clock, fault: Exception | None = None) -> None:
         self.host = host
         self.kind = kind
+        self.policy = POLICY
         self.sleep = clock.sleep if kind == "wan" else time.sleep
         self.fault = fault
         self.asked = 0
@@ -159,6 +160,28 @@ def test_a_short_break_of_the_network_costs_nothing_over_the_wan(tmp_path: Path)
     assert bed.hub.asked == 0
     assert (meter.received_by.get("lan"), meter.received_by.get("wan", 0)) == (FILE.size, 0)
     assert any("gpu2 answers again" in note for note in meter.notes)
+
+
+@pytest.mark.parametrize("fault", [REFUSED, ConnectionResetError(104, "Connection reset by peer")])
+def test_who_refuses_is_given_up_after_a_few_tries_and_not_by_the_patience_with_a_silent_one(
+    fault: Exception, tmp_path: Path
+) -> None:
+    bed = Bed(fault)
+    bed.peers[0].policy = replace(POLICY, lan_patience_s=30, lan_refused_s=0.5)
+    bed.peers[0].is_heard = lambda _file: None  # type: ignore[method-assign]
+    bed.reserve = Reserve(bed.hub, bed.peers, clock=bed.clock)  # type: ignore[arg-type]
+    fetch_file([*bed.reserve.upstreams, bed.reserve], FILE, tmp_path / "part", Meter(Progress(), FILE.size))
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert (bed.hub.asked, 2 <= bed.peers[0].asked <= 3) == (1, True)
+
+
+def test_a_silent_one_is_not_given_up_by_the_patience_with_one_that_refuses(tmp_path: Path) -> None:
+    bed = Bed(SILENT)
+    bed.peers[0].policy = replace(POLICY, lan_patience_s=1.2, lan_refused_s=0)
+    bed.peers[0].is_heard = lambda _file: None  # type: ignore[method-assign]
+    bed.reserve = Reserve(bed.hub, bed.peers, clock=bed.clock)  # type: ignore[arg-type]
+    fetch_file([*bed.reserve.upstreams, bed.reserve], FILE, tmp_path / "part", Meter(Progress(), FILE.size))
+    assert bed.peers[0].asked >= 2
 
 
 def test_files_that_come_at_once_share_the_wait() -> None:
