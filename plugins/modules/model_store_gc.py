@@ -38,7 +38,7 @@ options:
   unlinked_age:
     description:
       - A model that no link names any more is removed once it is older than this. V(0d) removes it at once.
-      - To be rid of a model, remove its link in O(store), then run this.
+      - To be rid of a model at once, use M(socle.inference.model_store_remove).
     type: str
     default: 7d
   state_dir:
@@ -47,6 +47,7 @@ options:
     default: /var/lib/socle
 seealso:
   - module: socle.inference.model_store_info
+  - module: socle.inference.model_store_remove
 """
 
 EXAMPLES = r"""
@@ -61,7 +62,9 @@ freed_bytes:
   returned: success
   type: int
 removed:
-  description: Revisions that went (C(hub), C(repo), C(id), C(commit), C(path)), with the C(bytes) that each gave back.
+  description:
+    - Revisions that went (C(hub), C(repo), C(id), C(commit), C(requested), C(names), C(size), C(path)), with the
+      C(bytes) that each gave back.
   returned: success
   type: list
   elements: dict
@@ -75,6 +78,9 @@ kept:
       repo: Qwen/Qwen3-8B
       id: 4a1b2c3d4e5f
       commit: null
+      requested: master
+      names: [master]
+      size: 16381470720
       path: /var/lib/socle/models/.store/modelscope/Qwen--Qwen3-8B/rev/4a1b2c3d4e5f
       reason: it is the current one of Qwen3-8B
 stage:

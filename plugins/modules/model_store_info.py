@@ -67,6 +67,12 @@ models:
       description: What is not published, each with C(path), C(bytes) on disk and time of the last change (C(changed)).
       type: list
       elements: dict
+    downloads:
+      description: >-
+        What unfinished downloads are to become (C(id), C(requested), C(commit), size C(bytes), null where an older
+        version began them), and how much of it is there (C(received)).
+      type: list
+      elements: dict
     revisions:
       description: The revisions, the latest published first.
       type: list

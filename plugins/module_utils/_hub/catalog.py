@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import SNAPSHOT, Ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_mentions
+from ansible_collections.socle.inference.plugins.module_utils._hub.parts import read_journal
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
@@ -158,11 +160,56 @@ def describe_store(root: Path, state_dir: Path) -> dict[str, Any]:
                     ],
                     "lock": store.read_lock(),
                     "stage": [_stage_entry(place) for place in store.stage_entries()],
+                    "downloads": list_downloads(store),
                 }
             )
     except OSError as error:
         raise StoreError(f"the store {root} cannot be read: {error.strerror} ({error.filename})") from error
     return {"models": models, "warnings": warnings}
+
+
+def list_downloads(store: RepoStore) -> list[dict[str, Any]]:
+    """Downloads that are under way or were cut off: what each is to become, and how much of it is there."""
+    found: dict[str, dict[str, Any]] = {}
+    for job in store.jobs():
+        try:
+            owner = json.loads((job / "owner.json").read_text(encoding="utf-8"))
+            snapshot = str(owner["snapshot"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        total = owner.get("total_bytes")
+        entry = {
+            "id": snapshot,
+            "requested": owner.get("requested"),
+            "commit": owner.get("commit"),
+            "bytes": total if isinstance(total, int) else None,
+            "received": _received_bytes(job),
+        }
+        # A later run takes over what an earlier one received: the one that has more says how far it is.
+        if snapshot not in found or found[snapshot]["received"] < entry["received"]:
+            found[snapshot] = entry
+    return list(found.values())
+
+
+def _received_bytes(job: Path) -> int:
+    """What the download in the folder *job* has: files in its tree, and what the journals of its parts tell."""
+    whole = [Path(parent, name) for parent, _folders, files in os.walk(job / "tree") for name in files]
+    parts = [place for place in (job / "part").glob("*") if not place.suffix]
+    return sum(map(_size, whole)) + sum(map(_received_of_part, parts))
+
+
+def _received_of_part(place: Path) -> int:
+    journal = read_journal(place)
+    if journal is None or journal.spans is None:
+        return _size(place)
+    return sum(end - start for start, end in journal.spans)
+
+
+def _size(place: Path) -> int:
+    try:
+        return place.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def tree_bytes(folder: Path) -> int:

@@ -135,17 +135,17 @@ def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> No
             reasons[revision.snapshot] = f"{named[key][0]} names it"
     doomed = [revision for revision in revisions if not reasons[revision.snapshot]]
     if doomed:
-        for snapshot, holder in find_holders(_claims(store, doomed), rules.proc).items():
+        for snapshot, holder in find_holders(claims_of(store, doomed), rules.proc).items():
             reasons[snapshot] = holder
         doomed = [revision for revision in doomed if not reasons[revision.snapshot]]
     found.kept += [
-        _entry(store, revision, reason=reasons[revision.snapshot]) for revision in revisions if revision not in doomed
+        entry_of(store, revision, reason=reasons[revision.snapshot]) for revision in revisions if revision not in doomed
     ]
     freed = freed_bytes([revision.path for revision in doomed])
     stay = _bring_back(store, rules, found)
     if not rules.check:
         doomed = _remove(store, doomed, ledger, rules, found)
-    found.removed += [_entry(store, revision, bytes=freed[revision.path]) for revision in doomed]
+    found.removed += [entry_of(store, revision, bytes=freed[revision.path]) for revision in doomed]
     _sweep_stage(store, ledger, rules, found, stay)
     if not rules.check and ledger.dumps() != before:
         store.save_ledger(ledger)
@@ -172,7 +172,8 @@ def _reason(revision: Revision, links: list[Link], kept: dict[str, str], rules: 
     return None
 
 
-def _claims(store: RepoStore, revisions: Iterable[Revision]) -> Claims:
+def claims_of(store: RepoStore, revisions: Iterable[Revision]) -> Claims:
+    """What belongs to *revisions* where they are published."""
     claims = Claims()
     for revision in revisions:
         place = f"/.store/{store.hub}/{store.base.name}/rev/{revision.snapshot}"
@@ -189,11 +190,11 @@ def _remove(store: RepoStore, doomed: list[Revision], ledger: Ledger, rules: Rul
             place = store.stage / f"{TRASH}{revision.snapshot}-{secrets.token_hex(4)}"
             revision.path.rename(place)
             trash[revision.snapshot] = place
-        for snapshot, holder in _held(trash, rules).items():
+        for snapshot, holder in held_in_trash(trash, rules).items():
             revision = next(revision for revision in doomed if revision.snapshot == snapshot)
             trash[snapshot].rename(revision.path)
             del trash[snapshot]
-            found.kept.append(_entry(store, revision, reason=holder))
+            found.kept.append(entry_of(store, revision, reason=holder))
     except Exception:
         # Not known to be unused: nothing may go.
         for snapshot, place in trash.items():
@@ -210,14 +211,14 @@ def _remove(store: RepoStore, doomed: list[Revision], ledger: Ledger, rules: Rul
     return gone
 
 
-def _held(trash: Mapping[str, Path], rules: Rules) -> dict[str, str]:
+def held_in_trash(trash: Mapping[str, Path], rules: Rules) -> dict[str, str]:
     """Snapshot -> who holds something of what was taken out of sight."""
     if not trash:
         return {}
     claims = Claims()
     for snapshot, place in trash.items():
         claims.add(snapshot, place, f"/{place.name}")
-    return {**_open_files(trash), **find_holders(claims, rules.proc)}
+    return {**open_files(trash), **find_holders(claims, rules.proc)}
 
 
 def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
@@ -227,7 +228,7 @@ def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
     """
     trash = {place.name: place for place in store.stage_entries() if TRASH_NAME.fullmatch(place.name)}
     stay = set()
-    for name, holder in _held({name: place for name, place in trash.items() if place.is_dir()}, rules).items():
+    for name, holder in held_in_trash({name: place for name, place in trash.items() if place.is_dir()}, rules).items():
         snapshot = name[len(TRASH) :].partition("-")[0]
         home = store.revision(snapshot)
         found.warnings.append(f"{home}, which was to be freed, is in use: {holder}")
@@ -238,7 +239,7 @@ def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
     return stay
 
 
-def _open_files(trash: Mapping[str, Path]) -> dict[str, str]:
+def open_files(trash: Mapping[str, Path]) -> dict[str, str]:
     """Snapshot -> what somebody has open of it, also from a container whose processes cannot be seen from here."""
     found = {}
     for snapshot, folder in trash.items():
@@ -282,12 +283,16 @@ def freed_bytes(folders: Iterable[Path]) -> dict[Path, int]:
     return freed
 
 
-def _entry(store: RepoStore, revision: Revision, **more: Any) -> dict[str, Any]:
+def entry_of(store: RepoStore, revision: Revision, **more: Any) -> dict[str, Any]:
+    """A revision as a module returns it."""
     return {
         "hub": store.hub,
         "repo": store.repo,
         "id": revision.snapshot,
         "commit": revision.commit,
+        "requested": revision.requested,
+        "names": revision.names,
+        "size": revision.bytes,
         "path": str(revision.path),
         **more,
     }
