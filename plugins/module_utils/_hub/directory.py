@@ -35,6 +35,7 @@ PIECE = "{path}.{number:03d}"
 """A file that is larger than a volume lies in several of them, as numbered pieces that begin with 001."""
 NOT_CONTENT = frozenset({".git", ".cache", "._____temp", ".msc", ".mdl", ".mv"})
 """What git and the hubs' own clients keep in the top of a folder beside a model's files."""
+SHOWN_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,10 @@ class DirectoryHub:
         self.sleep: Callable[[float], None] = time.sleep
 
     def resolve(self, repo: str, revision: str) -> Manifest:
-        """See origin.Hub. A plain folder is hashed."""
+        """See origin.Hub. A plain folder is hashed; of an export, each file has to be there with its size."""
         with self._readable():
-            text = self._place().read_manifest()
+            place = self._place()
+            text = place.read_manifest()
             if text is None:
                 return self._hash_folder(repo, revision)
         try:
@@ -88,7 +90,28 @@ class DirectoryHub:
                 f"{self._path} holds {repo} at {manifest.requested}{known}, but {revision} is wanted: correct path or "
                 "revision"
             )
+        with self._readable():
+            self._check_complete(place, manifest)
         return manifest
+
+    def _check_complete(self, place: _Place, manifest: Manifest) -> None:
+        """Raise HubError for all that is missing: before a lock says what is imported, and before the first byte."""
+        missing: list[HubError] = []
+        for file in manifest.files:
+            try:
+                place.find(file)
+            except HubError as error:
+                missing.append(error)
+        if len(missing) > 1:
+            paths = [str(error.fields["file"]) for error in missing]
+            shown = ", ".join(paths[:SHOWN_FILES]) + (", ..." if len(paths) > SHOWN_FILES else "")
+            raise HubError(
+                f"{len(missing)} of {len(manifest.files)} files ({shown}) are not in {self._path} with the sizes that "
+                f"its {MANIFEST} names: is every volume there, and was the export complete?",
+                files=paths,
+            )
+        if missing:
+            raise missing[0]
 
     def origin(self, manifest: Manifest) -> DirectoryOrigin:
         """See origin.Hub."""

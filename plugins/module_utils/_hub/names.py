@@ -13,8 +13,8 @@ PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REPO = re.compile(rf"(?!.*--.*/)(?!.*-/){PART}/{PART}")
 """An organisation neither holds "--" nor ends in "-": else two repositories would share the folder ORG--NAME."""
 REPO_RULE = (
-    "organisation/name, each of at most 96 letters, digits, '.', '_' and '-', with '--' in the name alone and no '-' at "
-    "the end of the organisation, since the folder is called ORGANISATION--NAME and two models must not share one"
+    "organisation/name, each of at most 96 letters, digits, '.', '_' and '-', with '--' in the name alone and no '-' "
+    "at the end of the organisation, since the folder is called ORGANISATION--NAME and two models must not share one"
 )
 
 LINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,193}")

@@ -198,3 +198,37 @@ def test_a_folder_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
 def test_a_plain_folder_proves_no_commit(folder: Path) -> None:
     with pytest.raises(HubError, match="cannot be known whether it holds commit"):
         resolve(folder, "a" * 40)
+
+
+def test_what_is_missing_in_an_export_is_said_before_anything_is_read(
+    export: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    assert resolve(export).content_id == manifest.content_id
+    (export / "files" / WEIGHTS).unlink()
+    with pytest.raises(HubError, match=rf"{WEIGHTS} with \d+ bytes is not in .*: is every volume there"):
+        resolve(export)
+    (export / "files/config.json").write_text("cut")
+    expected = rf"2 of 6 files \(config\.json, {WEIGHTS}\) are not in {export} with the sizes .*: is every volume there"
+    with pytest.raises(HubError, match=expected):
+        resolve(export)
+
+
+def test_an_archive_that_was_cut_off_is_refused(export: Path, manifest: Manifest, tmp_path: Path) -> None:
+    archive = tmp_path / "model.tar"
+    with tarfile.open(archive, "w") as handle:
+        handle.add(export / "manifest.json", "manifest.json")
+        for file in sorted(manifest.files, key=lambda file: file.size):
+            handle.add(export / "files" / file.path, f"files/{file.path}")
+    assert resolve(archive).content_id == manifest.content_id
+    with archive.open("r+b") as handle:
+        handle.truncate(archive.stat().st_size - 200_000)
+    with pytest.raises(HubError, match="no tar archive that can be read in place"):
+        resolve(archive)
+
+
+def test_a_manifest_without_the_hash_of_a_file_is_refused_with_the_way_out(export: Path) -> None:
+    document = json.loads((export / "manifest.json").read_text())
+    del document["files"][0]["sha256"]
+    (export / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(HubError, match=r"cannot be imported: .*sha256.*; export it again"):
+        resolve(export)
