@@ -17,6 +17,7 @@ from ansible_collections.socle.inference.plugins.module_utils._clock import utc_
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
     ModelFile,
+    check_count,
     check_files,
     is_commit,
 )
@@ -27,8 +28,6 @@ NAME = "huggingface"
 ENDPOINT = "https://huggingface.co"
 SMALL_BYTES = 16 << 20
 """Files in git itself, that have no SHA-256 in the listing; the hub wants larger ones in its large file storage."""
-MANY_FILES = 50_000
-"""From here on, the hub's list that comes with a revision may be cut off (huggingface_hub, snapshot_download)."""
 MAX_PAGES = 1000
 NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 
@@ -68,7 +67,9 @@ class HuggingFaceHub:
         if is_commit(revision) and commit != revision:
             raise HubError(f"{self.host} answered with commit {commit} of {repo} when asked for {revision}")
         entries = [_sibling(entry) for entry in siblings]
-        if len(entries) >= MANY_FILES or any(entry.size is None for entry in entries):
+        # Longer than any listing that is taken is one that the hub cut off, at 50 000 files.
+        check_count(len(entries))
+        if any(entry.size is None for entry in entries):
             entries = self._tree(repo, commit, explain)
         if not entries:
             raise HubError(f"{repo} at {revision} has no files on {self.host}", revision_gone=True)
@@ -110,7 +111,7 @@ class HuggingFaceHub:
             if code == "GatedRepo":
                 return HubError(
                     f"{self.host} gives {repo} only to those who accepted its terms: accept them on its page, and "
-                    "give the token of that account",
+                    "set the option token to one of that account",
                     status=error.code,
                 )
             if code == "RepoNotFound":
@@ -118,7 +119,7 @@ class HuggingFaceHub:
                 hint = (
                     " and the token, which may not be valid for it"
                     if self._client.has_token
-                    else "; a private model needs a token"
+                    else "; a private model needs a token (the option token)"
                 )
                 return HubError(
                     f"{self.host} has no model {repo}: check the spelling (organisation/name){hint}",
@@ -130,7 +131,7 @@ class HuggingFaceHub:
         return explain
 
     def _tree(self, repo: str, commit: str, explain: Explain) -> list[_Entry]:
-        """The files page by page, for a hub that gives no sizes with a revision, or too many files."""
+        """The files page by page, for a hub that gives no sizes with a revision."""
         path = f"/api/models/{_quoted(repo)}/tree/{commit}"
         params = {"recursive": "true"}
         entries: list[_Entry] = []
@@ -141,6 +142,7 @@ class HuggingFaceHub:
             entries.extend(
                 _tree_entry(entry) for entry in document if isinstance(entry, Mapping) and entry.get("type") == "file"
             )
+            check_count(len(entries))
             following = NEXT.search(headers.get("Link") or "")
             if not following:
                 return entries
@@ -174,9 +176,10 @@ class HuggingFaceHub:
         found = "nothing"
         for _try in range(self.policy.hash_tries):
             body = self._client.get(_file_address(repo, commit, entry.path), SMALL_BYTES, repo)
-            blob = b"blob %d\0" % len(body) + body
             # Git's own name for the content; no protection is built on it.
-            found = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+            blob = hashlib.sha1(b"blob %d\0" % len(body), usedforsecurity=False)
+            blob.update(body)
+            found = blob.hexdigest()
             if found == entry.git_id and len(body) == entry.size:
                 return hashlib.sha256(body).hexdigest()
         raise HubError(

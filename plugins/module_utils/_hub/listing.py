@@ -16,6 +16,11 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 LIST_CAP = 3000
 """The hub silently ends a listing here."""
 
+MAX_FILES = 30_000
+"""The largest models have some hundreds; more would take more memory than a download may."""
+KEPT = ("Type", "Path", "Name", "Size", "Sha256", "IsLFS", "Revision")
+"""What is used of an entry."""
+
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 1024
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
@@ -58,7 +63,8 @@ def parse_page(document: Any) -> Page:
         raise HubError("the hub's Data.Files is not a list of files: its protocol changed")
     committer = data.get("LatestCommitter")
     short_id = committer.get("ShortId") if isinstance(committer, Mapping) else None
-    return Page(tuple(files), short_id if isinstance(short_id, str) and short_id else None)
+    entries = tuple({name: entry[name] for name in KEPT if name in entry} for entry in files)
+    return Page(entries, short_id if isinstance(short_id, str) and short_id else None)
 
 
 def entry_path(entry: Mapping[str, Any]) -> Any:
@@ -99,6 +105,7 @@ def path_fault(path: Any) -> str | None:
 def check_files(files: Iterable[ModelFile]) -> tuple[ModelFile, ...]:
     """The files sorted by path; raises HubError for any that a snapshot cannot hold."""
     found = sorted(files, key=lambda file: str(file.path))
+    check_count(len(found))
     seen: dict[str, str] = {}
     folders: set[str] = set()
     for file in found:
@@ -118,6 +125,12 @@ def check_files(files: Iterable[ModelFile]) -> tuple[ModelFile, ...]:
     for folder in sorted(folders & set(seen)):
         raise _refused(seen[folder], "is a file and a folder at once")
     return tuple(found)
+
+
+def check_count(count: int) -> None:
+    """Raise HubError for more files and folders than a model has."""
+    if count > MAX_FILES:
+        raise HubError(f"the listing is refused: it has more than {MAX_FILES} files, as no model does")
 
 
 def parse_files(entries: Iterable[Mapping[str, Any]]) -> tuple[ModelFile, ...]:

@@ -15,6 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
     EMPTY_SHA256,
     LIST_CAP,
     Page,
+    check_count,
     entry_path,
     has_hash,
     head_commit,
@@ -94,6 +95,7 @@ class ModelScopeHub:
             if part.short_id != page.short_id:
                 raise HubError(f"{repo} at {revision} moved while {self.host} listed it: run this again")
             entries.extend(part.entries)
+            check_count(len(entries))
             for entry in part.entries:
                 path = entry_path(entry)
                 if entry.get("Type") == "tree" and not path_fault(path) and path not in known:

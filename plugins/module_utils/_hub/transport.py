@@ -22,7 +22,9 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.policy import
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-JSON_MAX_BYTES = 64 << 20
+JSON_MAX_BYTES = 8 << 20
+JSON_MAX_COST = 56 << 20
+"""Bytes of memory that a parsed answer may take; that of 30 000 files stays below."""
 RETRY_AFTER_MAX_S = 300.0
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 """What a request can raise when the network or the other side fails; URLError and timeouts are OSError."""
@@ -93,7 +95,7 @@ def _checked_address(option: str, address: str) -> str:
         raise HubError(f"{option} must be an http or https address such as {example}")
     if parts.username or parts.password:
         raise HubError(
-            f"{option} must not hold credentials, they would be shown; use the token option, or the task's "
+            f"{option} must not hold credentials, they would be shown; use the option token, or the task's "
             "environment for a proxy"
         )
     return address
@@ -177,6 +179,11 @@ class Client:
         """The JSON document at *path* about *repo*, and the headers of the answer."""
         query = "?" + urllib.parse.urlencode(params) if params else ""
         body, headers = self._insist(lambda: self._read(path + query, JSON_MAX_BYTES, repo), repo, explain)
+        if json_cost(body) > JSON_MAX_COST:
+            raise HubError(
+                f"{self.host} answered {len(body)} bytes to a listing of {repo} that would take more than "
+                f"{JSON_MAX_COST >> 20} MiB of memory, which the listing of no model does; nothing was downloaded"
+            )
         try:
             return json.loads(body), headers
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -227,7 +234,7 @@ class Client:
         if isinstance(last, urllib.error.HTTPError) and last.code in (401, 403):
             raise HubError(
                 f"{self.host} refuses access to {repo} ({last.code}): "
-                + ("the token is not valid for it" if self.has_token else "it is private, give a token"),
+                + ("the token is not valid for it" if self.has_token else "it is private: set the option token"),
                 status=last.code,
             )
         hint = ""
@@ -253,7 +260,7 @@ class Client:
         if error.code == 404:
             raise HubError(
                 f"{self.host} has no model {repo}: check the spelling (organisation/name)"
-                + ("" if self.has_token else "; a private model needs a token"),
+                + ("" if self.has_token else "; a private model needs a token (the option token)"),
                 status=404,
                 revision_gone=True,
             ) from error
@@ -329,6 +336,15 @@ class HttpOrigin:
     def describe_route(self) -> str:
         """See origin.Origin."""
         return self._client.describe_route()
+
+
+def json_cost(body: bytes) -> int:
+    """Bytes of memory that json.loads() takes for *body*, at most: its text, the texts in it, and the objects.
+
+    One character beyond the first 65 536 makes four bytes of each in its text. The sizes are those of CPython.
+    """
+    text = len(body) * (1 if body.isascii() and b"\\u" not in body else 4)
+    return 2 * text + 240 * body.count(b"{") + 90 * body.count(b"[") + 90 * body.count(b",") + 60 * body.count(b":")
 
 
 def _opener(

@@ -4,16 +4,25 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
+from ansible_collections.socle.inference.plugins.module_utils._hub import listing
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Access, Client, HubUnreachable
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
+    JSON_MAX_COST,
+    Access,
+    Client,
+    HubUnreachable,
+    json_cost,
+)
 
 from tests.simulators.hub.server import HubSimulator
 from tests.unit.hub.certificates import make_certificates
@@ -93,6 +102,59 @@ def test_a_hostile_listing_without_hashes_makes_no_further_request(hub: HubSimul
     with pytest.raises(HubError, match="leaves its folder"):
         reach(hub).resolve(REPO, "master")
     assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize("source", ["modelscope", "huggingface"])
+def test_a_listing_that_would_take_much_memory_is_not_parsed(hub: HubSimulator, source: str) -> None:
+    hub.add_rule(path="/repo/files|/revision/", files=[{}] * 200_000, siblings=[{}] * 200_000)
+    with pytest.raises(HubError, match=r"more than 56 MiB of memory.*nothing was downloaded"):
+        reach(hub, source).resolve(REPO, "v1")
+
+
+def test_a_listing_of_more_files_than_a_model_has_is_refused(
+    hub: HubSimulator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_FILES", 5)
+    clients = [
+        ModelScopeHub(Client(hub.url, Access(proxy=""), FAST)),
+        ModelScopeHub(Client(hub.url, Access(proxy=""), FAST), list_cap=7),
+        make_hub("huggingface", hub.url, proxy="", policy=FAST),
+    ]
+    for client in clients:
+        with pytest.raises(HubError, match="more than 5 files"):
+            client.resolve(REPO, "v1")
+    hub.add_rule(path="/revision/", no_blobs=True)
+    with pytest.raises(HubError, match="more than 5 files"):
+        clients[2].resolve(REPO, "v1")
+    assert not any("/cdn/" in request["path"] for request in hub.requests)
+
+
+DOCUMENTS: dict[str, Any] = {
+    "objects": [{}] * 20_000,
+    "lists": [[]] * 20_000,
+    "nested": [[[[]]]] * 20_000,
+    "keys": {str(number): 0 for number in range(20_000)},
+    "objects of objects": [{f"{number}": {f"{-number}": {}}} for number in range(20_000)],
+    "sparse": [{f"{number}-{key}": key for key in range(6)} for number in range(10_000)],
+    "floats": [0.5] * 20_000,
+    "texts": ["aa"] * 20_000,
+    "wide": "a" * 200_000 + "\U0001f600",
+    "a listing": [{"rfilename": f"m-{n}", "size": n, "lfs": {"sha256": f"{n:064}", "size": n}} for n in range(5000)],
+}
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_the_cost_of_an_answer_is_never_told_too_low(document: Any, ascii_only: bool) -> None:
+    body = json.dumps(document, ensure_ascii=ascii_only, separators=(",", ":")).encode()
+    tracemalloc.start()
+    try:
+        json.loads(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= json_cost(body) * 1.05
+    assert json_cost(body) < JSON_MAX_COST
 
 
 def many(folder: Path, count: int, where: str) -> None:

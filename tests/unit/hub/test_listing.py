@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import tracemalloc
@@ -272,10 +273,53 @@ def test_a_large_header_takes_little_memory(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(tensor_file(header, 4))
     size = (tmp_path / "m.safetensors").stat().st_size
     del header
+    assert peak_bytes(lambda: check_structure([ModelFile("m.safetensors", size, SHA)], tmp_path.joinpath)) < size
+
+
+HOSTILE_JSON = {
+    "header of lists": ("m.safetensors", tensor_file(b'{"__metadata__":[' + b"[]," * 60_000 + b"[]]}", 0)),
+    "config of objects": ("config.json", b"[" + b"{}," * 60_000 + b"{}]"),
+    "index of small texts": (
+        "m.safetensors.index.json",
+        b'{"a":{' + b'"":"",' * 60_000 + b'"":""},"weight_map":{' + b'"a":"m",' * 10 + b'"a":"m"}}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), HOSTILE_JSON.values(), ids=HOSTILE_JSON)
+def test_many_small_values_take_little_memory(tmp_path: Path, name: str, content: bytes) -> None:
+    """They would take 60 times the size of the document as objects."""
+    (tmp_path / name).write_bytes(content)
+
+    def check() -> None:
+        with contextlib.suppress(HubError):
+            check_structure([ModelFile(name, len(content), SHA)], tmp_path.joinpath)
+
+    assert peak_bytes(check) < 1 << 20
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most memory that *work* takes at once."""
     tracemalloc.start()
     try:
-        check_structure([ModelFile("m.safetensors", size, SHA)], lambda path: tmp_path / path)
-        _now, peak = tracemalloc.get_traced_memory()
+        work()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 5 * size
+
+
+def test_a_tensor_that_the_index_names_elsewhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(tensor_file(GOOD, 4))
+    (tmp_path / "m.safetensors.index.json").write_text(
+        '{"weight_map": {"w": "m.safetensors", "layer.7": "m.safetensors"}}'
+    )
+    listed = [ModelFile(path.name, path.stat().st_size, SHA) for path in tmp_path.iterdir()]
+    with pytest.raises(HubError, match=r"says that 'layer.7' is in 'm.safetensors', which does not hold it"):
+        check_structure(listed, tmp_path.joinpath)
+
+
+@pytest.mark.parametrize("value", ["1", "null", "[]", '{"a": "m.safetensors"}'])
+def test_an_index_that_names_no_file_is_refused(tmp_path: Path, value: str) -> None:
+    (tmp_path / "m.safetensors.index.json").write_text(f'{{"weight_map": {{"w": {value}}}}}')
+    with pytest.raises(HubError, match="names no file for 'w'"):
+        check_structure([ModelFile("m.safetensors.index.json", 9999, SHA)], tmp_path.joinpath)
