@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert stdout, stderr
     result: dict[str, Any] = json.loads(stdout)
     return result
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Until *condition* is true; fails after *seconds*."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true in time"
+        time.sleep(0.02)
 
 
 def rot(store: Path, path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, TypeVar
 
+from ansible_collections.socle.inference.plugins.module_utils._address import WEB, address_fault
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import SHA256, ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
@@ -30,7 +31,6 @@ NETWORK_ERRORS = (OSError, http.client.HTTPException)
 """What a request can raise when the network or the other side fails; URLError and timeouts are OSError."""
 
 TOKEN = re.compile(r"[\x21-\x7e]+")
-ADDRESS = re.compile(r"[\x21-\x7e]+")
 AGENT = "socle"
 SECRET_HEADERS = ("Authorization", "Cookie", "Proxy-authorization")
 
@@ -79,23 +79,20 @@ def _origin_of(url: str) -> tuple[str, str | None, int | None]:
 
 
 def split_endpoint(endpoint: str) -> str:
-    """The endpoint without a trailing slash; raises HubError for what is no http(s) address."""
-    return _checked_address("endpoint", endpoint).rstrip("/")
+    """The endpoint with its scheme in small letters and no slash at its end; raises HubError for what is none."""
+    scheme, colon, rest = _checked_address("endpoint", endpoint).partition(":")
+    return f"{scheme.lower()}{colon}{rest.rstrip('/')}"
 
 
 def _checked_address(option: str, address: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(address)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        # Brackets that do not match, or a port that is no number.
-        usable = False
-    if not usable or not ADDRESS.fullmatch(address):
+    fault = address_fault(address, WEB) or ("" if address.isascii() else "has a character beyond ASCII")
+    if fault:
         example = "http://proxy.example:3128" if option == "proxy" else "https://www.modelscope.cn"
-        raise HubError(f"{option} must be an http or https address such as {example}")
+        raise HubError(f"{option} must be an http or https address such as {example}; this one {fault}")
+    parts = urllib.parse.urlsplit(address)
     if parts.username or parts.password:
         raise HubError(
-            f"{option} must not hold credentials, they would be shown; use the option token, or the task's "
+            f"{option} must not hold credentials, they would be shown; use the token option, or the task's "
             "environment for a proxy"
         )
     return address

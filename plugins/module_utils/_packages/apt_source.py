@@ -43,6 +43,19 @@ class AptRepository(PackageSource):
     components: str = ""
 
 
+def check_layout(source: AptRepository) -> None:
+    """Raises PackageError for suites or components that would add a field to the file, such as Trusted."""
+    for name, text, expected in (
+        ("suites", source.suites, "one suite without blanks"),
+        ("components", source.components, "components with one space between them"),
+    ):
+        if " ".join(text.split()) != text or not text.isprintable() or (name == "suites" and len(text.split()) != 1):
+            raise PackageError(
+                f"Cannot use the {name} {text[:120]!r} of package source {source.name}: expected {expected}; correct "
+                f"{name}. {source.spared}"
+            )
+
+
 def render(source: AptRepository, key: Path) -> str:
     """The text of the .sources file."""
     lines = [MARK, "Types: deb", f"URIs: {source.uri}", f"Suites: {source.suites}"]
@@ -85,6 +98,7 @@ class AptSource:
 
     def present(self, source: AptRepository, *, check: bool = False) -> dict[str, Any]:
         """Write the source where it is missing or different, and read its list where it offers too little so far."""
+        check_layout(source)
         path = self._path(source)
         before = self._files.read(path)
         keys = [key for key in self._keys(source) if holds_key(key)]
@@ -113,6 +127,7 @@ class AptSource:
 
     def probe(self, source: AptRepository) -> None:
         """Ask for key, index and versions as `present` would, and leave no trace. Raises PackageError."""
+        check_layout(source)
         self._try(source, download_key(source, self._fetch))
 
     def is_outdated(self, source: AptRepository) -> bool:

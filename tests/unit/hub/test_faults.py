@@ -55,7 +55,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.transport imp
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
-from tests.support.model_store import base, contents, finish, published
+from tests.support.model_store import base, contents, finish, published, wait_for
 from tests.unit.hub.certificates import make_certificates
 
 Ensure = Callable[..., dict[str, Any]]
@@ -68,13 +68,6 @@ FAST = Policy(backoff_s=0.01, backoff_max_s=0.02, list_timeout_s=5, stall_s=5)
 
 def staged(store: Path) -> list[Path]:
     return list((base(store) / "stage").iterdir())
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def on_storage(hub: HubSimulator, name: str = WEIGHTS) -> list[dict[str, Any]]:

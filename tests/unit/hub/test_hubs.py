@@ -311,7 +311,9 @@ def test_a_dead_proxy_is_named(through: Callable[..., Any]) -> None:
         ({"source": "floppy"}, "source must be one of"),
         ({"source": "directory"}, "needs path"),
         ({"source": "directory", "path": "models"}, "absolute"),
-        ({"source": "huggingface", "endpoint": "hf-mirror.com"}, "endpoint must be"),
+        ({"source": "huggingface", "endpoint": "hf-mirror.com"}, "endpoint must be .* this one has no scheme"),
+        ({"endpoint": "https://mirror.example/`id`"}, "endpoint must be .* no address has"),
+        ({"endpoint": "https://mirror.example/\u4e2d"}, "endpoint must be .* beyond ASCII"),
         ({"proxy": "http://user:geheim@127.0.0.1:1"}, "credentials"),
     ],
 )
@@ -319,3 +321,9 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
     with pytest.raises(HubError, match=message) as caught:
         make_hub(**options)
     assert "geheim" not in str(caught.value)
+
+
+def test_an_endpoint_in_capitals_is_the_same_hub() -> None:
+    """Else its scheme would not count as HTTPS where a redirect leaves that."""
+    client = Client("HTTPS://mirror.example/models/", Access(proxy=""), FAST)
+    assert client.endpoint == "https://mirror.example/models"

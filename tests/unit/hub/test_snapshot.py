@@ -26,7 +26,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.transport imp
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
-from tests.support.model_store import base, contents, finish, flip_byte, overwrite, published
+from tests.support.model_store import base, contents, finish, flip_byte, overwrite, published, wait_for
 
 Ensure = Callable[..., dict[str, Any]]
 Start = Callable[..., subprocess.Popen[str]]
@@ -56,13 +56,6 @@ def trust_again(store: Path, path: Path) -> None:
     entry = ledger["revisions"][path.parent.name]["files"][path.name]
     entry.update(mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns)
     (base(store) / "ledger.json").write_text(json.dumps(ledger))
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def test_a_download_is_complete_named_and_read_only(ensure: Ensure, folder: Path, store: Path) -> None:

@@ -61,6 +61,32 @@ def test_an_address_that_is_none_is_one_sentence_that_names_the_variable(
     assert not commands.calls and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", ["present", "probe"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"suites": "bookworm\nTrusted: yes"},
+        {"suites": "bookworm trixie"},
+        {"suites": ""},
+        {"suites": "book\tworm"},
+        {"suites": "bookworm\u2028Trusted:yes"},
+        {"components": "main\n Trusted: yes"},
+        {"components": "main  contrib"},
+        {"components": " main"},
+    ],
+)
+def test_suites_and_components_add_no_field_to_the_source(
+    commands: Commands, tmp_path: Path, layout: dict[str, str], verb: str
+) -> None:
+    source = AptRepository("vendor", GOOD, KEY, **layout)
+    with pytest.raises(
+        PackageError, match=r"Cannot use the (suites|components) '.*of package source vendor: "
+    ) as caught:
+        getattr(AptSource(commands, Files(), tmp_path, nothing), verb)(source)
+    assert "\n" not in str(caught.value)
+    assert not commands.calls and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "address",
     [
