@@ -23,6 +23,7 @@ from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_in_result, text_of
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import (
     format_bytes,
     format_duration,
@@ -32,6 +33,8 @@ from ansible_collections.socle.inference.plugins.plugin_utils.progress_action im
 PERIOD_S = 8.0
 FIRST_S = 1.0
 """The first line comes soon: it says where the files come from."""
+FORCE = {"force": "force_prechecks"}
+"""What the store's messages call the option that this module has under another name."""
 LOST_S = 120.0
 """How long a host may be out of reach before its task gives up; its job goes on all the same."""
 RETRY_S = 5.0
@@ -48,7 +51,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
-        args = dict(self._task.args)
+        args = {name: value for name, value in self._task.args.items() if name != "option_names"}
         state = args.get("state")
         if state in ("started", "joined"):
             args["relay_token"] = relay_token(run_secret(Path(constants.DEFAULT_LOCAL_TMP)), args.get("manifest"))
@@ -65,6 +68,11 @@ class ActionModule(ActionBase):
         )
         # It repeats the arguments: the manifest is long, and the token is nobody's business.
         answer.pop("invocation", None)
+        if answer.get("warnings"):
+            # Ansible shows them without the host, and the job does not say the model each time.
+            where = f"{self._task.delegate_to or task_vars.get('inventory_hostname', '')}: {args.get('repo')}: "
+            answer["warnings"] = [where + text_of(warning) for warning in answer["warnings"]]
+        name_in_result(answer, {**FORCE, **(self._task.args.get("option_names") or {})})
         return answer
 
     def _wait(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

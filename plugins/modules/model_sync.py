@@ -168,6 +168,10 @@ options:
     description: Whether a host that reaches none of its O(upstreams) may download from the hub for itself, at once.
     type: bool
     default: false
+  option_names:
+    description: What messages call the options that come from variables; option to variable.
+    type: dict
+    default: {}
   runtime_dir:
     description: Folder for the files of running jobs. Default is C(/run/socle/models) for root.
     type: path
@@ -220,11 +224,17 @@ work:
 plan:
   description:
     - What a run would download (C(bytes)), take from the free space (C(need)), find free (C(free)) and leave free
-      (C(reserve)); which files are missing (C(missing), at most 100, and C(missing_files)); how many of the others are
-      not proven, so that the job hashes them (C(unproven_files)); what is in the way
-      (C(faults), each with C(id) and C(message)).
+      (C(reserve)); what of it an interrupted run left (C(staged)), the folders in O(adopt_from) may have
+      (C(adoptable)), and what is linked from other revisions instead (C(reusable)); which files are to be fetched
+      (C(missing), at most 100, and C(missing_files)); how many the revision lacks (C(wanted_files)), how many do not
+      belong there (C(foreign_files)), and how many of the others are not proven, so that the job hashes them
+      (C(unproven_files)); what is in the way (C(faults), each with C(id) and C(message)).
   returned: O(state=inspected)
   type: dict
+due:
+  description: Whether all files are to be hashed this time.
+  returned: O(state=inspected)
+  type: bool
 job:
   description:
     - What the job does now; C(phase), C(done) and C(total) in bytes, C(rate_per_s), C(left_s), C(source), C(file).
@@ -355,6 +365,7 @@ def main() -> None:
             },
             "seed": {"type": "bool", "default": False},
             "allow_multi_wan": {"type": "bool", "default": False},
+            "option_names": {"type": "dict", "default": {}},
             "runtime_dir": {"type": "path"},
             "relay_token": {"type": "str", "no_log": True},
             "connected_by": {"type": "str"},

@@ -254,9 +254,10 @@ sources:
 plan:
   description:
     - What a run would bring (C(bytes)), how much of that an interrupted run left (C(staged)) or O(adopt_from) may have
-      (C(adoptable)), how much room the rest takes (C(need)), what is free (C(free)), which files are missing
-      (C(missing), at most 100, and their number C(missing_files)), what is in the way (C(faults)), and what is known of
-      the store's file system (C(store)).
+      (C(adoptable)), how much it would link from other revisions instead (C(reusable)), how much room the rest takes
+      (C(need)), what is free (C(free)), which files are to be fetched (C(missing), at most 100, and their number
+      C(missing_files)), how many files the revision lacks (C(wanted_files)) and how many do not belong there
+      (C(foreign_files)), what is in the way (C(faults)), and what is known of the store's file system (C(store)).
   returned: in check mode
   type: dict
   sample:

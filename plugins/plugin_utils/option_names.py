@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Lets messages of a module name the variables that its options come from.
 
-A message names an option by its bare name where that has an underscore, and as "the option NAME" where its name could
-be any word of the sentence. Who uses the module alone reads just that.
+A message names an option by its bare name where that has an underscore or begins the message, and as "the option NAME"
+where its name could be any word of the sentence. Who uses the module alone reads just that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from typing import Any
 def name_variables(text: str, names: Mapping[str, str]) -> str:
     """*text* with the variables of *names* (option to variable) in the place of the options."""
     for option, variable in names.items():
-        text = re.sub(rf"\b(?:the )?option {re.escape(option)}\b", lambda _match, name=variable: name, text)
+        text = re.sub(rf"(?:^|\b(?:the )?option ){re.escape(option)}\b", lambda _match, name=variable: name, text)
         if "_" in option:
             # Not in the middle of a path, or of a longer name.
             text = re.sub(rf"(?<![\w/.-]){re.escape(option)}(?![\w/-])", lambda _match, name=variable: name, text)
     return text
+
+
+def text_of(warning: Any) -> str:
+    """The words of a warning in the result of a module, which newer versions of Ansible wrap."""
+    event = getattr(warning, "event", None)
+    return str(warning if event is None else event.msg)
 
 
 def name_in_result(result: dict[str, Any], names: Mapping[str, str]) -> None:
@@ -28,6 +34,6 @@ def name_in_result(result: dict[str, Any], names: Mapping[str, str]) -> None:
     if result.get("msg"):
         result["msg"] = name_variables(str(result["msg"]), names)
     if result.get("warnings"):
-        result["warnings"] = [name_variables(str(warning), names) for warning in result["warnings"]]
+        result["warnings"] = [name_variables(text_of(warning), names) for warning in result["warnings"]]
     for fault in (result.get("plan") or {}).get("faults", []):
         fault["message"] = name_variables(fault["message"], names)

@@ -166,7 +166,7 @@ def _judge_clock(facts: StoreFacts) -> list[Fault]:
         Fault(
             "clock",
             f"the clock of the host says {_day(facts.clock_s)}, which is before {since} "
-            f"({_day(max(facts.newest_s, CLOCK_FLOOR_S))}): set it, or pass over this with force",
+            f"({_day(max(facts.newest_s, CLOCK_FLOOR_S))}): set it, or pass over this with the option force",
         )
     ]
 
@@ -185,7 +185,7 @@ def _judge_space(
                 "space",
                 f"{where} has {facts.free / GIB:.2f} GiB free, but {need / GIB:.2f} GiB are to be downloaded and "
                 f"{kept / GIB:.2f} GiB must stay free{gc}: make room, choose another store, lower reserve_gib or set "
-                "force; nothing was downloaded",
+                "the option force; nothing was downloaded",
             )
         )
     if files and facts.inodes is not None and facts.inodes < files + SPARE_INODES:

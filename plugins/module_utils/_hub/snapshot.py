@@ -196,8 +196,8 @@ class _Run:
         if request.offline:
             if found is None:
                 raise StoreError(
-                    f"{request.repo} at {request.revision} is not in the store {request.store}, and offline is set: "
-                    "download it once with offline unset"
+                    f"{request.repo} at {request.revision} is not in the store {request.store}, and the option "
+                    "offline is set: download it once without it"
                 )
             if not found.inspection.whole:
                 self._remember(found)
@@ -205,7 +205,7 @@ class _Run:
                     f"{request.repo} at {request.revision} has {len(found.inspection.wanted)} missing or "
                     f"damaged files{_named([file.path for file in found.inspection.wanted])} and "
                     f"{len(found.inspection.extra)} foreign ones{_named(found.inspection.extra)} in the store, and "
-                    "offline is set: repair it with offline unset",
+                    "the option offline is set: repair it without it",
                     wanted=[file.path for file in found.inspection.wanted][:SHOWN_FILES],
                     extra=found.inspection.extra[:SHOWN_FILES],
                 )
@@ -226,7 +226,7 @@ class _Run:
             raise HubUnreachable(
                 f"{error}, and {request.repo} at {request.revision} is not complete in {request.store}: check "
                 "address, network and proxy (HTTPS_PROXY, NO_PROXY in the task's environment, or the option proxy), "
-                "set another endpoint, or bring the model on a disk (source directory)",
+                "set the option endpoint to another one, or bring the model on a disk (the option source: directory)",
                 **error.fields,
             ) from error
         self._check_known(manifest)
@@ -299,7 +299,7 @@ class _Run:
         self.progress.update("looking for files to adopt")
         return find_candidates(self.request.adopt_from, inspection.wanted, self.request.store, self.warnings)
 
-    def _planned(self, found: _Found, candidates: Candidates) -> dict[str, int]:
+    def _planned(self, found: _Found, candidates: Candidates) -> dict[str, Any]:
         """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
         linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
@@ -307,8 +307,11 @@ class _Run:
             linkable = self._sound(linkable, found.manifest, found.inspection)
         missing = [file for file in found.inspection.wanted if file.path not in linkable]
         adoptable = likely_files(missing, candidates)
-        staged, room = self.store.staged_bytes(file for file in missing if file not in adoptable)
+        fetched = [file for file in missing if file not in adoptable]
+        staged, room = self.store.staged_bytes(fetched)
         return {
+            "reusable": sum(file.size for file in found.inspection.wanted if file.path in linkable),
+            "fetched": fetched,
             "missing": sum(file.size for file in missing),
             "files": len(missing),
             "staged": staged,
@@ -317,13 +320,13 @@ class _Run:
             "linked": linkable_bytes(adoptable, candidates, existing(self.request.store)),
         }
 
-    def _spare(self, found: _Found, planned: Mapping[str, int]) -> int:
+    def _spare(self, found: _Found, planned: Mapping[str, Any]) -> int:
         """Bytes that interrupted downloads of other revisions take, which go where space is short."""
         leftovers = self.store.leftovers(found.manifest.id)
         others = sum(tree_bytes(job) for job in self.store.jobs() if job not in leftovers)
-        return max(0, others - planned["room"])
+        return max(0, others - int(planned["room"]))
 
-    def _precheck(self, found: _Found, planned: Mapping[str, int], probe: bool, spare: bool = False) -> list[Fault]:
+    def _precheck(self, found: _Found, planned: Mapping[str, Any], probe: bool, spare: bool = False) -> list[Fault]:
         request, store = self.request, self.store
         places = (store.stage, store.base / "rev")
         newest = newest_time((store.base / "ledger.json", *places))
@@ -551,6 +554,8 @@ class _Run:
 
     def _result(self, found: _Found, previous: str | None, changed: bool, done: Done | None = None) -> dict[str, Any]:
         request = self.request
+        # First, since it may find something to warn of.
+        plan = self._plan(found) if request.check else None
         result = build_answer(
             Outcome(
                 manifest=found.manifest,
@@ -569,9 +574,7 @@ class _Run:
                 done=done or Done(Meter(self.progress, 0, climb=Climb(self.hub.policy))),
             )
         )
-        if request.check:
-            result["plan"] = self._plan(found)
-        return result
+        return result if plan is None else {**result, "plan": plan}
 
     def _plan(self, found: _Found) -> dict[str, Any]:
         """What a run would do, and what is in its way."""
@@ -583,11 +586,14 @@ class _Run:
         return {
             "bytes": planned["missing"],
             "need": needed_bytes(planned["missing"], planned["room"], planned["linked"]),
+            "reusable": planned["reusable"],
             "staged": planned["staged"],
             "adoptable": planned["adoptable"],
             "free": self.looked["free"],
-            "missing": [file.path for file in inspection.wanted][:SHOWN_FILES],
-            "missing_files": len(inspection.wanted),
+            "missing": [file.path for file in planned["fetched"]][:SHOWN_FILES],
+            "missing_files": len(planned["fetched"]),
+            "wanted_files": len(inspection.wanted),
+            "foreign_files": len(inspection.extra),
             "unproven_files": len(inspection.unproven),
             "faults": [{"id": fault.id, "message": fault.message} for fault in faults],
             "store": self.looked,

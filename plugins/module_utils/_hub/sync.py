@@ -85,8 +85,9 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
         **found,
         # A look changes nothing; what the run would change is an answer in check mode alone.
         "changed": bool(found["changed"] and check),
-        "complete": not plan["missing_files"],
+        "complete": not plan["wanted_files"],
         "work": bool(found["changed"] or plan["unproven_files"] or due or running),
+        "due": due,
         "plan": plan,
         "job": _show(view) if view is not None and running else None,
     }

@@ -593,6 +593,9 @@ def test_only_options_are_replaced_by_variables() -> None:
     )
 
 
+    assert name_variables("token holds a blank", names) == "model_store_token holds a blank"
+
+
 def test_a_host_s_store_names_what_it_holds_of_a_commit(ensure: Callable[..., dict[str, Any]], store: Path) -> None:
     result = ensure()
     found = held_commit(store, "modelscope", "Org/Model", result["commit"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.socle.inference.plugins.modules import model_lock, model_sync
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_site import PROJECT, Site, size
@@ -113,6 +114,28 @@ def test_a_helper_that_fails_leaves_its_batch_to_the_hub(site: Site, hub: HubSim
     assert "cannot be served on 192.0.2.1" in done.stdout
     assert site.has_model("gpu1", folder) and site.has_model("gpu2", folder)
     assert site.wan_bytes() == 2 * size(folder)
+
+
+def test_messages_name_the_host_the_model_and_the_variables_of_the_role(site: Site, tmp_path: Path) -> None:
+    given = {"model_store_adopt_from": [str(tmp_path / "none")], "model_store_force_prechecks": False}
+    done = site.run("--check", count=2, model_store_reserve_gib=1e6, **given)
+    assert done.returncode != 0
+    said, warned = " ".join(done.stdout.split()), " ".join(done.stderr.split())
+    assert "lower model_store_reserve_gib or set model_store_force_prechecks; nothing was downloaded" in said
+    assert "option " not in said
+    for host in ("gpu1", "gpu2"):
+        expected = f"{host}: Org/Model: {tmp_path}/none, which model_store_adopt_from names, is no folder on this host"
+        assert expected in warned, done.stdout
+
+
+def test_every_option_that_messages_rename_is_one_and_becomes_a_variable_of_the_role() -> None:
+    names = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__model_store_option_names"]
+    variables = set(yaml.safe_load((ROLE / "defaults/main.yml").read_text()))
+    assert set(names.values()) <= variables
+    options = {*yaml.safe_load(model_sync.DOCUMENTATION)["options"], *model_lock.ARGUMENT_SPEC, "force"}
+    assert set(names) <= options
+    # The option path is that of a model in the list.
+    assert {name for name in options if f"model_store_{name}" in variables} <= {*names, "path"}
 
 
 def test_options_and_defaults_have_the_same_names() -> None:
