@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.lan import check_lan_address
 from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_in_result, text_of
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import (
     format_bytes,
@@ -38,6 +41,9 @@ FORCE = {"force": "force_prechecks"}
 LOST_S = 120.0
 """How long a host may be out of reach before its task gives up; its job goes on all the same."""
 RETRY_S = 5.0
+SECRET = "socle-relay-secret"
+TEMPORARY = re.compile(r"ansible-local-(\d+)[a-z0-9_]{8}")
+"""Folders of runs of Ansible, by the number of their first process; the rest is chance (tempfile.mkdtemp)."""
 
 display = Display()
 
@@ -53,9 +59,16 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         args = {name: value for name, value in self._task.args.items() if name != "option_names"}
         state = args.get("state")
+        try:
+            if args.get("lan_address"):
+                check_lan_address(str(args["lan_address"]))
+        except SocleError as error:
+            return {**result, "failed": True, "msg": str(error)}
         if state in ("started", "joined"):
             args["relay_token"] = relay_token(run_secret(Path(constants.DEFAULT_LOCAL_TMP)), args.get("manifest"))
             args["connected_by"] = getattr(self._play_context, "remote_addr", None)
+        if state in ("started", "stopped"):
+            args["run"] = run_name(run_secret(Path(constants.DEFAULT_LOCAL_TMP)))
         if state == "finished" and not self._task.check_mode:
             result.update(self._wait(args, task_vars))
         else:
@@ -129,10 +142,12 @@ def describe_result(result: Mapping[str, Any]) -> str:
 
 
 def run_secret(folder: Path) -> bytes:
-    """The secret of this run of Ansible, the same for all its processes: a file in *folder*, which is theirs alone."""
-    place = folder / "socle-relay-secret"
-    staged = folder / f"socle-relay-secret.{os.getpid()}.{secrets.token_hex(4)}"
+    """The secret of this run of Ansible, the same for all its processes: a file in *folder*, which is theirs alone and
+    goes with the run. What runs that were killed left beside it is removed."""
+    place = folder / SECRET
+    staged = folder / f"{SECRET}.{os.getpid()}.{secrets.token_hex(4)}"
     if not place.exists():
+        forget_secrets(folder)
         with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
             handle.write(secrets.token_bytes(32))
         # Only the first one counts.
@@ -140,6 +155,33 @@ def run_secret(folder: Path) -> bytes:
             os.link(staged, place)
         staged.unlink()
     return place.read_bytes()
+
+
+def forget_secrets(folder: Path) -> None:
+    """Remove the secrets that runs left which are over, in the folders of other runs beside *folder*."""
+    own = TEMPORARY.fullmatch(folder.name)
+    for left in folder.parent.glob(f"*/{SECRET}*"):
+        other = TEMPORARY.fullmatch(left.parent.name)
+        if other is None or left.parent == folder:
+            continue
+        # The same number again is another process: as in containers, where each run has it.
+        if (own and other[1] == own[1]) or not _is_alive(int(other[1])):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process of this user has that number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def run_name(secret: bytes) -> str:
+    """What hosts know the run by that uses a relay; it gives the secret away to nobody."""
+    return hmac.new(secret, b"run", hashlib.sha256).hexdigest()[:16]
 
 
 def relay_token(secret: bytes, manifest: Any) -> str:

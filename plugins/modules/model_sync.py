@@ -19,8 +19,8 @@ description:
   - The download is a process of its own on the host, a transient systemd unit where there is systemd. It outlives a
     broken connection and the end of the run, and a later run finds it and waits for it.
   - The relay that serves the neighbours listens on one address and a port that the kernel chooses, asks for a token
-    that each run makes anew, serves nothing but the files of the model, and ends with V(stopped), or ten minutes
-    after its last use. Between the hosts the files are not encrypted.
+    that each run makes anew, serves nothing but the files of the model, and ends with V(stopped) of the last run that
+    uses it, or ten minutes after its last use. Between the hosts the files are not encrypted.
 extends_documentation_fragment:
   - socle.inference.attributes
 attributes:
@@ -39,7 +39,7 @@ options:
         where a fresh look finds nothing to do.
       - V(joined) tells the job its O(upstreams); the download begins. A job that knows them already goes on as it is.
       - V(finished) waits for the end of the download, shows its progress, and returns its result.
-      - V(stopped) ends the relay.
+      - V(stopped) ends the relay, unless another run uses it.
     type: str
     choices: [inspected, started, joined, finished, stopped]
     required: true
@@ -187,6 +187,9 @@ options:
     default: 5
 seealso:
   - module: socle.inference.model_lock
+  run:
+    description: Internal; set by the action plugin.
+    type: str
   - module: socle.inference.modelscope_snapshot
 """
 
@@ -257,7 +260,9 @@ finished:
   returned: O(state=finished)
   type: bool
 stopped:
-  description: Whether nothing runs any more; false where a download was still under way, which goes on.
+  description:
+    - Whether nothing runs any more; false where a download was still under way, which goes on, and where another run uses
+      the relay, which ends with that one.
   returned: O(state=stopped)
   type: bool
 path:
@@ -377,6 +382,7 @@ def main() -> None:
     hide_passwords(module)
     try:
         result = sync(module.params, module.check_mode)
+            "run": {"type": "str"},
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in result.pop("warnings", []):

@@ -35,6 +35,7 @@ DEFAULTS = {
     "force_prechecks": True,
     "relay": True,
     "relay_token": TOKEN,
+    "run": "first",
     "upstreams": [],
     "seed": False,
     "allow_multi_wan": False,

@@ -10,6 +10,7 @@ It outlives the connection that started it. All talk with it is by small files i
     stop            in   end, unless a download is under way
     status.json     out  once a second
     result.json     out  how the download ended
+    users.json      which runs use the job and have not ended it yet; job_control keeps it
     lock            held as long as the process lives
     log             what Python itself says when all else fails
     payload.zip     this code; removed at the end
@@ -53,6 +54,8 @@ JOIN_S = 600.0
 """How long a job waits to be told its upstreams: the run that started it is gone after that."""
 IDLE_S = 600.0
 """How long a relay serves after its own download and the last request."""
+IN_USE_S = 30.0
+"""A neighbour that takes from a relay asks again long before that."""
 RATE_WINDOW_S = 10.0
 LOCK_TIMEOUT_S = 600.0
 """How long a job waits for another run that holds the repository's lock, unless the spec says otherwise."""
@@ -90,6 +93,10 @@ class Folder:
         return self.path / "result.json"
 
     @property
+    def users(self) -> Path:
+        return self.path / "users.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 
@@ -120,10 +127,14 @@ def read_json(place: Path) -> Any:
 
 
 def take_json(place: Path) -> Any:
-    """read_json(), and the file is gone: it held a secret."""
-    document = read_json(place)
-    with contextlib.suppress(FileNotFoundError):
-        place.unlink()
+    """read_json(), and the file is gone: it held a secret. One that is written meanwhile is left for the next time."""
+    taken = place.with_name(f".{place.name}.taken")
+    try:
+        place.replace(taken)
+    except FileNotFoundError:
+        return None
+    document = read_json(taken)
+    taken.unlink()
     return document
 
 
@@ -386,6 +397,8 @@ class Job:
                 self.relay.admit(token)
             # A full disk below /run must not end a download.
             with contextlib.suppress(OSError):
+            if self.relay:
+                self.status.note(in_use=self.relay.in_use(IN_USE_S))
                 self.status.tick()
 
 
@@ -435,7 +448,7 @@ def main(path: str, detach: bool = False) -> None:
         use_environment(spec.get("environment") or {})
         Job(folder, spec).run()
     finally:
-        for place in (folder.payload, folder.upstreams, folder.token):
+        for place in (folder.payload, folder.upstreams, folder.token, folder.users):
             with contextlib.suppress(OSError):
                 place.unlink()
         os.close(lock)

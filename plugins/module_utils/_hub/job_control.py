@@ -86,27 +86,34 @@ class JobControl:
         )
 
     def start(
-        self, spec: dict[str, Any], manifest: Manifest, renew: Callable[[], dict[str, Any] | None] = lambda: None
+        self,
+        spec: dict[str, Any],
+        manifest: Manifest,
+        run: str,
+        renew: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> tuple[View, bool]:
         """The job that brings *manifest*, and whether it is a new one. Raises StoreError and HubError.
 
-        A job that is over answers for an earlier run: its result is never this run's. But its relay may have
-        neighbours, so it stays where *renew*, a fresh look at the store, finds nothing to do: what that returns is
-        the result from then on.
+        A job that is over answers for an earlier run: its result is never this one's, which is called *run*. But its
+        relay may have neighbours, so it stays where *renew*, a fresh look at the store, finds nothing to do: what that
+        returns is the result from then on. Where there is something to do, the job of another run stays as long as
+        its neighbours take from it.
         """
         with self._controlled():
             view = self.look()
             if view and view.running and not view.over:
                 self._check_same(view, manifest)
-                return self._admit(view, spec), False
+                return self._admit(view, spec, run), False
             if view and view.running:
                 result = renew() if self._serves(view, spec, manifest) else None
                 if result is not None:
                     write_private(self.folder.result, {"failed": False, "result": result})
-                    return self._admit(view, spec), False
+                    return self._admit(view, spec, run), False
+                self._check_unused(view, run)
                 self._end(view)
             self._clear()
             self.folder.path.mkdir(mode=0o700)
+            write_private(self.folder.users, [run])
             return self._launch(spec), True
 
     def join(
@@ -151,12 +158,17 @@ class JobControl:
                 return view
             time.sleep(min(POLL_S * 4, max(0.0, until - time.monotonic())))
 
-    def stop(self) -> bool:
-        """End a job whose download is over, and remove what it left; False where the download still goes on."""
+    def stop(self, run: str) -> bool:
+        """End a job whose download is over, and remove what it left; False where the download still goes on, or where
+        another run than *run* uses the job. A run that was killed counts until the relay ends by itself."""
         with self._controlled():
             view = self.look()
             if view is None:
                 return True
+            others = self._users() - {run}
+            if view.running and others:
+                write_private(self.folder.users, sorted(others))
+                return False
             if view.running and not view.over and view.status.get("joined"):
                 return False
             if view.running:
@@ -183,12 +195,27 @@ class JobControl:
                 pid=view.status.get("pid"),
             )
 
+    def _users(self) -> set[str]:
+        found = read_json(self.folder.users)
+        return {str(user) for user in found} if isinstance(found, list) else set()
+
+    def _check_unused(self, view: View, run: str) -> None:
+        """Raise StoreError where neighbours in another run take from the relay; what failed is of no use."""
+        if self._users() - {run} and view.status.get("in_use") and not view.failed:
+            raise StoreError(
+                f"other hosts take {self.repo} from this host in another run, which began at "
+                f"{view.status.get('started')}, and there is something to do for it here that would end that: wait "
+                f"until that run is over, or end it with: {self._ending(view)}",
+                pid=view.status.get("pid"),
+            )
+
     def _ending(self, view: View) -> str:
         unit = view.status.get("systemd_unit")
         return f"systemctl stop {unit}" if unit else f"kill {view.status.get('pid')}"
 
-    def _admit(self, view: View, spec: dict[str, Any]) -> View:
-        """Let the relay of a job that runs already accept this run's token too."""
+    def _admit(self, view: View, spec: dict[str, Any], run: str) -> View:
+        """Let a job that runs already serve this run too, and its relay accept the token of it."""
+        write_private(self.folder.users, sorted(self._users() | {run}))
         if view.status.get("port") and spec.get("relay"):
             write_private(self.folder.token, spec["relay"]["token"])
             self._await(lambda: not self.folder.token.exists())

@@ -51,6 +51,36 @@ def interface_addresses() -> list[str]:
     return [address for address in found if _is_lan(address)]
 
 
+def check_lan_address(text: str) -> None:
+    """Raise HubError unless a person may have meant *text* as an address that neighbours reach; whether the host has it
+    is seen when it is served on."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        fault = "is no IP address"
+    else:
+        fault = _address_fault(getattr(address, "ipv4_mapped", None) or address)
+    if fault:
+        raise HubError(
+            f"model_store_lan_address must be an address of the host that its neighbours reach, but {text[:100]!r} "
+            f"{fault}: give the address that it has in the network of the hosts, or leave the variable out; nothing "
+            "was fetched"
+        )
+
+
+def _address_fault(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Why no neighbour reaches *address*; "" where one may."""
+    if address.is_loopback:
+        return "is a loopback address, which leads each host to itself"
+    if address.is_unspecified:
+        return "stands for all addresses, and a model is never served on all of them"
+    if address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
+        return "is an address of many hosts"
+    if address.is_link_local and not getattr(address, "scope_id", None):
+        return "is a link-local address without its interface, so that it leads nowhere from another host"
+    return ""
+
+
 def choose_address(
     wanted: str | None,
     connected_by: str | None,

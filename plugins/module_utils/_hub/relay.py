@@ -104,7 +104,7 @@ class Relay:
         self._strangers: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._used = time.monotonic()
+        self._used = self._made = time.monotonic()
         self._closed = False
         self._listener = _listen(address)
         self.address, self.port = self._listener.getsockname()[:2]
@@ -117,8 +117,12 @@ class Relay:
                 self._tokens.append(token.encode())
 
     def idle_s(self) -> float:
-        """Seconds since a neighbour was last served."""
+        """Seconds since a neighbour was last served, or since the start where none was yet."""
         return time.monotonic() - self._used
+
+    def in_use(self, within_s: float) -> bool:
+        """Whether a neighbour was served in the last *within_s* seconds."""
+        return self._used > self._made and self.idle_s() < within_s
 
     def close(self) -> None:
         with self._lock:

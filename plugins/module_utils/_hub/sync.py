@@ -59,7 +59,12 @@ def sync(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
         return {"changed": False, "warnings": warnings}
     if state == "finished":
         return _finish(control, float(spec["wait_s"]))
-    return {"changed": False, "stopped": control.stop()}
+    return {"changed": False, "stopped": control.stop(run_of(spec))}
+
+
+def run_of(spec: Mapping[str, Any]) -> str:
+    """What the run is called in which a job is started, and ended again."""
+    return str(spec.get("run") or "")
 
 
 def _manifest_of(spec: Mapping[str, Any]) -> Manifest:
@@ -129,7 +134,7 @@ def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dic
         }
     for name in ("relay_token", "upstreams"):
         spec.pop(name, None)
-    view, new = control.start({**spec, "relay": relay}, manifest, lambda: _renew(spec, manifest))
+    view, new = control.start({**spec, "relay": relay}, manifest, run_of(spec), lambda: _renew(spec, manifest))
     return {
         # The model is not changed by a job that only begins; the state finished tells.
         "changed": False,

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub import job_control, prechecks
+from ansible_collections.socle.inference.plugins.module_utils._hub import job, job_control, prechecks
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.lan import choose_address
@@ -468,6 +468,26 @@ def test_secrets_are_in_no_file_no_argument_and_no_result(hub: HubSimulator, fle
     assert any("hubsecret" in str(request["headers"]) for request in hub.requests)
 
 
+def test_what_a_job_is_told_is_not_lost_when_it_is_told_while_the_job_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "token"
+    job.write_private(place, "first")
+    look = job.read_json
+
+    def look_and_be_overtaken(where: Path) -> Any:
+        found = look(where)
+        job.write_private(place, "second")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "read_json", look_and_be_overtaken)
+        assert job.take_json(place) == "first"
+    assert job.take_json(place) == "second"
+    assert job.take_json(place) is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_status_says_how_far_it_is(hub: HubSimulator, fleet: Fleet) -> None:
     hosts = fleet(2)
     hub.add_rule(**SLOW)
@@ -576,6 +596,46 @@ def test_a_running_download_is_not_stopped(hub: HubSimulator, fleet: Fleet) -> N
     assert host.call("stopped")["stopped"] is False
     finish([host])
     assert host.call("stopped")["stopped"] is True
+
+
+def test_a_relay_stays_until_the_last_run_that_uses_it_ends_it(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(2)
+    begin(hosts[:1])
+    finish(hosts[:1])
+    # A run with --limit, or of another controller, on that host alone.
+    begin(hosts[:1], run="other", relay_token="of another run")
+    finish(hosts[:1])
+    assert hosts[0].call("stopped", run="other") == {"changed": False, "stopped": False}
+    hub.reset()
+    hosts[1].call("started")
+    hosts[1].call("joined", upstreams=[hosts[0].upstream()])
+    finish(hosts[1:])
+    assert contents(hosts[1]) == model(folder)
+    assert hub.requests == []
+    assert hosts[0].call("stopped")["stopped"] is True
+    assert hosts[0].control.look() is None
+
+
+def test_a_job_that_waits_for_its_run_is_not_ended_by_another_one(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    host.call("started")
+    host.call("started", run="other", relay_token="of another run")
+    assert host.call("stopped", run="other")["stopped"] is False
+    host.call("joined", seed=True)
+    finish([host])
+
+
+def test_a_relay_that_neighbours_of_another_run_take_from_is_not_replaced(fleet: Fleet, folder: Path) -> None:
+    hosts = fleet(2)
+    begin(hosts)
+    finish(hosts)
+    await_that("seen in use", lambda: bool(hosts[0].job().status.get("in_use")))
+    with pytest.raises(StoreError, match=r"other hosts take Org/Model from this host in another run, .* wait until"):
+        hosts[0].call("started", run="other", verify="full")
+    assert not hosts[0].call("started", run="other")["new"], "with nothing to do it is shared"
+    for run in ("first", "other"):
+        hosts[0].call("stopped", run=run)
+    assert hosts[0].call("started", run="other", verify="full")["new"]
 
 
 @pytest.mark.parametrize(

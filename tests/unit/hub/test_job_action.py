@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
 from ansible_collections.socle.inference.plugins.action import model_sync
 from ansible_collections.socle.inference.plugins.action.model_sync import (
+    SECRET,
     ActionModule,
     describe_job,
     describe_result,
@@ -21,6 +26,7 @@ from ansible_collections.socle.inference.plugins.action.model_sync import (
     run_secret,
 )
 
+ASKED = {"asked": True}
 JOB = {
     "phase": "downloading",
     "done": 1 << 30,
@@ -55,6 +61,23 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any],
         return action._wait({"repo": "a/A"}, {"inventory_hostname": "gpu2"}), lines
 
     return run
+
+
+def act(
+    monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], seen: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Run the action with *args*; *seen* gets what the host would be asked."""
+    action = ActionModule.__new__(ActionModule)
+
+    def ask(given: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        (seen if seen is not None else []).append(given)
+        return dict(ASKED)
+
+    monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
+    monkeypatch.setattr(action, "_ask", ask, raising=False)
+    action._task = SimpleNamespace(args=args, check_mode=False)
+    action._play_context = SimpleNamespace(remote_addr=None)
+    return action.run(None, {})
 
 
 def test_a_line_says_phase_bytes_rate_time_file_and_source() -> None:
@@ -108,6 +131,57 @@ def test_all_processes_of_a_run_share_one_secret_that_nobody_else_reads(tmp_path
     assert len(set(found)) == 1 and len(found[0]) == 32
     (place,) = tmp_path.iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+def test_secrets_that_killed_runs_left_go_with_the_next_run_and_those_of_living_runs_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {
+        "ended": f"ansible-local-{ended.pid}abc_1234",
+        "alive": f"ansible-local-{os.getppid()}12345678",
+        "own": f"ansible-local-{os.getpid()}abcdefgh",
+        "own number before": f"ansible-local-{os.getpid()}bcdefghi",
+        "none of Ansible's": "elsewhere",
+    }
+    for name in names.values():
+        (tmp_path / name).mkdir()
+    for what in ("ended", "alive", "own number before", "none of Ansible's"):
+        run_secret(tmp_path / names[what]) if what == "alive" else (tmp_path / names[what] / SECRET).write_bytes(b"x")
+    (tmp_path / names["ended"] / f"{SECRET}.1.abcd").write_bytes(b"staged")
+    run_secret(tmp_path / names["own"])
+    left = {what for what, name in names.items() if any((tmp_path / name).iterdir())}
+    assert left == {"alive", "own", "none of Ansible's"}
+
+
+@pytest.mark.parametrize("state", ["inspected", "started"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", "::", "224.0.0.251", "ff02::1", "255.255.255.255", "fe80::1"),
+        *("169.254.1.1", "::ffff:127.0.0.1", "gpu1", "10.0.0.5/24"),
+    ],
+)
+def test_an_address_that_no_neighbour_reaches_is_refused_before_a_host_is_asked(
+    monkeypatch: pytest.MonkeyPatch, state: str, address: str
+) -> None:
+    result = act(monkeypatch, {"state": state, "repo": "a/A", "lan_address": address})
+    assert result["failed"] and result["msg"].count(". ") == 0
+    assert result["msg"].startswith("model_store_lan_address must be an address of the host that its neighbours reach")
+    assert repr(address) in result["msg"]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5", "8.8.8.8", "fd00::5", "fe80::1%eth1", "2001:db8::5", None])
+def test_other_addresses_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    assert act(monkeypatch, {"state": "inspected", "repo": "a/A", "lan_address": address}) == {"asked": True}
+
+
+def test_a_job_is_begun_and_ended_in_the_name_of_one_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(model_sync.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    for state in ("started", "stopped"):
+        act(monkeypatch, {"state": state, "repo": "a/A"}, seen)
+    assert seen[0]["run"] == seen[1]["run"] != ""
+    assert run_secret(tmp_path).hex() not in str(seen)
 
 
 def test_each_model_and_each_run_has_a_token_of_its_own() -> None:
