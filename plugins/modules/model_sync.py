@@ -181,15 +181,15 @@ options:
   connected_by:
     description: Internal; set by the action plugin.
     type: str
+  run:
+    description: Internal; set by the action plugin.
+    type: str
   wait_s:
     description: Internal; set by the action plugin.
     type: float
     default: 5
 seealso:
   - module: socle.inference.model_lock
-  run:
-    description: Internal; set by the action plugin.
-    type: str
   - module: socle.inference.modelscope_snapshot
 """
 
@@ -374,6 +374,7 @@ def main() -> None:
             "runtime_dir": {"type": "path"},
             "relay_token": {"type": "str", "no_log": True},
             "connected_by": {"type": "str"},
+            "run": {"type": "str"},
             "wait_s": {"type": "float", "default": 5},
         },
         required_if=[("state", value, ["manifest"]) for value in ("inspected", "started", "joined")],
@@ -382,7 +383,6 @@ def main() -> None:
     hide_passwords(module)
     try:
         result = sync(module.params, module.check_mode)
-            "run": {"type": "str"},
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     for warning in result.pop("warnings", []):

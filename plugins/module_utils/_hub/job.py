@@ -395,10 +395,10 @@ class Job:
             token = take_json(self.folder.token)
             if token and self.relay:
                 self.relay.admit(token)
-            # A full disk below /run must not end a download.
-            with contextlib.suppress(OSError):
             if self.relay:
                 self.status.note(in_use=self.relay.in_use(IN_USE_S))
+            # A full disk below /run must not end a download.
+            with contextlib.suppress(OSError):
                 self.status.tick()
 
 
