@@ -122,6 +122,12 @@ options:
     description: Seconds that the job waits for another run that works on the same model in O(store).
     type: int
     default: 600
+  owner:
+    description: User that the files belong to, by name or number. Default is the one that runs this.
+    type: str
+  group:
+    description: Group that the files belong to, by name or number. Default is that of the user that runs this.
+    type: str
   offline:
     description: Whether to fail where something is missing, instead of asking for it.
     type: bool
@@ -354,6 +360,8 @@ def main() -> None:
             "allow_volatile_fs": {"type": "bool", "default": False},
             "force_prechecks": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
+            "owner": {"type": "str"},
+            "group": {"type": "str"},
             "offline": {"type": "bool", "default": False},
             "connections": {"type": "int"},
             "relay": {"type": "bool", "default": True},

@@ -125,6 +125,17 @@ options:
     description: Seconds to wait for another run that works on the same model on this host.
     type: int
     default: 600
+  owner:
+    description:
+      - User that the files of the snapshot belong to, by name or number. When unset, they stay with the user that runs
+        this, which is root with C(become).
+      - Files that have another owner get it, also where they are whole. One that other revisions share, or that
+        O(adopt_from) found and that was hard-linked, is the same file there.
+      - Folders stay root's, and the files read-only.
+    type: str
+  group:
+    description: Group that the files of the snapshot belong to, by name or number, as with O(owner).
+    type: str
   content_id:
     description:
       - The content that is expected, as returned in RV(content_id). Anything else is an error, before any
@@ -228,9 +239,10 @@ bytes:
 files:
   description:
     - Counts of files, C(total), C(fetched), C(verified) as they were, C(repaired), and C(removed) foreign ones.
+    - C(owner_changed) counts those that were there and belonged to somebody else than O(owner) and O(group).
   returned: success
   type: dict
-  sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0}
+  sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0, owner_changed: 0}
 verify:
   description:
     - C(level), C(seconds) spent, number of files hashed (C(hashed_files)), rate of hashing in MB/s (C(mb_s)), and since
@@ -306,6 +318,8 @@ def make_request(params: dict[str, Any], check: bool) -> Request:
         allow_shared_fs=params["allow_shared_fs"],
         allow_volatile_fs=params["allow_volatile_fs"],
         force=params["force"],
+        owner=params["owner"],
+        group=params["group"],
         offline=params["offline"] or not params["activate"],
         activate=params["activate"],
         check=check,
@@ -338,6 +352,8 @@ def main() -> None:
             "allow_volatile_fs": {"type": "bool", "default": False},
             "force": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
+            "owner": {"type": "str"},
+            "group": {"type": "str"},
             "content_id": {"type": "str"},
             "offline": {"type": "bool", "default": False},
             "activate": {"type": "bool", "default": True},

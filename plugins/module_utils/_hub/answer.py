@@ -26,6 +26,7 @@ class Done:
     adopted: Adopted = field(default_factory=Adopted)
     reused_part: int = 0
     repaired: bool = False
+    owner_changed: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Outcome:
     seconds: float
     warnings: Sequence[str]
     done: Done
+    strangers: int = 0
+    """Files that a run would give to another owner."""
 
 
 def build_answer(outcome: Outcome) -> dict[str, Any]:
@@ -85,6 +88,7 @@ def build_answer(outcome: Outcome) -> dict[str, Any]:
             "verified": len(inspection.intact),
             "repaired": len(inspection.wanted) if outcome.applied and done.repaired else 0,
             "removed": len(inspection.extra) if outcome.applied else 0,
+            "owner_changed": done.owner_changed or outcome.strangers,
         },
         "verify": {
             "level": "full" if inspection.full else outcome.level,

@@ -33,10 +33,12 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.download impo
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import reclaimable_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
+from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import identity
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import LINK, REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.ownership import Ownership, find_ownership
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
     GIB,
     Allowed,
@@ -52,6 +54,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
     Inspection,
     RepoStore,
     Source,
+    content_state,
     make_folder,
     part_of,
     remove_job,
@@ -88,6 +91,9 @@ class Request:
     force: bool = False
     offline: bool = False
     check: bool = False
+    owner: str | None = None
+    """User that the files are to belong to, by name or number; None leaves them with whoever runs this."""
+    group: str | None = None
     probe: bool = False
     """In check mode: try writing into the store nevertheless."""
     activate: bool = True
@@ -129,6 +135,8 @@ class _Run:
         self.verify_s = 0.0
         self.warnings: list[str] = []
         self.store = RepoStore(request.store, request.manifest.hub if request.manifest else hub.name, request.repo)
+        # What is only verified may belong to anybody.
+        self.ownership = find_ownership(request.owner, request.group) if request.activate else Ownership()
         self.link = request.link or posixpath.basename(request.repo)
         self.ledger = self.store.read_ledger()
         self.looked: dict[str, Any] = {}
@@ -144,7 +152,7 @@ class _Run:
             self._remember(found)
             return self._result(found, previous, changed=False)
         self._shelve(inspection.intact, self.store.revision(manifest.id))
-        if inspection.whole and previous == manifest.id:
+        if inspection.whole and previous == manifest.id and not self._strangers(inspection):
             if self.request.structure or inspection.full:
                 self._check_structure(manifest)
             if not self.request.check:
@@ -176,6 +184,10 @@ class _Run:
     def _prove(self, path: str, location: Path) -> None:
         if self.shelf and path in self.shelf.files:
             self.shelf.prove(path, location)
+
+    def _strangers(self, inspection: Inspection) -> list[str]:
+        """The good files that belong to somebody else than they should."""
+        return [path for path, status in inspection.intact.items() if not self.ownership.fits(status)]
 
     def _is_full(self, manifest: Manifest) -> bool:
         checked = self.ledger.full_check(manifest.id)
@@ -400,6 +412,7 @@ class _Run:
             self._remove_dead(found, job)
         tree, folder = job / "tree", self.store.revision(manifest.id)
         fresh = {file.path for file in wanted}
+        done.owner_changed = self._own(found, tree, job)
         self.progress.update("checking structure")
         check_structure(manifest.files, lambda path: (tree if path in fresh else folder) / path)
         if wanted or extra:
@@ -411,7 +424,7 @@ class _Run:
             self.store.save_manifest(manifest, job)
         times = [when for when in checked if when is not None]
         self.ledger.note_full(manifest.id, min(times) if times and len(times) == len(checked) else None)
-        changed = bool(wanted or extra)
+        changed = bool(wanted or extra or done.owner_changed)
         if previous and not self.ledger.links.get(self.link):
             self.ledger.note_link(self.link, previous)
         self.ledger.note_link(self.link, manifest.id)
@@ -421,6 +434,31 @@ class _Run:
             changed = True
         remove_job(job)
         return self._result(found, previous, changed, done)
+
+    def _own(self, found: _Found, tree: Path, job: Path) -> int:
+        """Give all files of the snapshot to whom they should belong; returns how many belonged to somebody else before.
+
+        That changes an inode's ctime, for all its names; the ledger learns that at once, as of a link.
+        """
+        folder = self.store.revision(found.manifest.id)
+        strangers = self._strangers(found.inspection)
+        places = {folder / path: found.inspection.intact[path] for path in strangers}
+        for file in found.inspection.wanted:
+            status = (tree / file.path).lstat()
+            if not self.ownership.fits(status):
+                places[tree / file.path] = status
+        count = 0
+        for place, seen in places.items():
+            before = place.lstat()
+            if identity(before) == identity(seen):
+                self.ownership.give(place)
+                after = place.lstat()
+                if content_state(after) == content_state(before):
+                    self.ledger.renew_ctime(after)
+                count += place.is_relative_to(folder)
+        if places:
+            self.store.save_ledger(self.ledger, job)
+        return count
 
     def _gather(
         self, found: _Found, job: Path, candidates: Candidates, done: Done, checked: list[float | None]
@@ -530,6 +568,8 @@ class _Run:
                 meter.stop.set()
                 raise
 
+        if self.shelf:
+            self.shelf.settle()
         if not files:
             return
         meter.stop.clear()
@@ -571,6 +611,7 @@ class _Run:
                 checked_s=self.ledger.full_check(found.manifest.id),
                 seconds=time.monotonic() - self.started,
                 warnings=self.warnings,
+                strangers=len(self._strangers(found.inspection)) if request.check else 0,
                 done=done or Done(Meter(self.progress, 0, climb=Climb(self.hub.policy))),
             )
         )

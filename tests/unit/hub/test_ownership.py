@@ -1,0 +1,152 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of a model belong to whom the site wants, from the first moment and again after somebody changed that."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub import ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub.ownership import Ownership, find_ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+
+from tests.support.model_store import Death, contents, published, rot
+
+Ensure = Callable[..., dict[str, Any]]
+UID, GID = 45_001, 45_002
+OWNED = {"owner": str(UID), "group": str(GID)}
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may give files to others")
+
+
+def owners(folder: Path) -> set[tuple[int, int]]:
+    return {(path.stat().st_uid, path.stat().st_gid) for path in folder.rglob("*") if path.is_file()}
+
+
+@needs_root
+def test_files_are_published_with_their_owner_and_all_else_stays_roots(ensure: Ensure, store: Path) -> None:
+    result = ensure(**OWNED)
+    path = Path(result["path"])
+    assert owners(path) == {(UID, GID)}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.rglob("*") if file.is_file()} == {0o444}
+    base = path.parents[1]
+    rest = [path, path / "extra", path.parent, store, base / "ledger.json", *(base / "manifest").iterdir()]
+    assert {place.stat().st_uid for place in rest} == {0}
+    again = ensure(**OWNED)
+    assert not again["changed"] and again["verify"]["hashed_files"] == 0
+    assert not ensure()["changed"], "without the option, the owner is nobody's business"
+
+
+@needs_root
+def test_a_later_run_gives_files_to_the_owner_without_reading_them(ensure: Ensure) -> None:
+    path = Path(ensure()["path"])
+    planned = ensure(**OWNED, check=True)
+    assert planned["changed"] and planned["files"]["owner_changed"] == 6
+    assert not planned["plan"]["missing"] and owners(path) == {(0, 0)}
+    result = ensure(**OWNED)
+    assert result["changed"] and result["files"]["owner_changed"] == 6
+    assert (result["files"]["fetched"], result["bytes"]["wan"], result["verify"]["hashed_files"]) == (0, 0, 0)
+    assert owners(path) == {(UID, GID)}
+    os.chown(path / "config.json", 0, 0)
+    result = ensure(owner=str(UID))
+    assert result["changed"] and result["files"]["owner_changed"] == 1
+    assert (path / "config.json").stat().st_uid == UID and (path / "config.json").stat().st_gid == 0
+    assert not ensure(owner=str(UID))["changed"]
+
+
+@needs_root
+def test_offline_the_owner_is_put_right_as_well(ensure: Ensure) -> None:
+    path = Path(ensure()["path"])
+    assert ensure(**OWNED, offline=True)["changed"]
+    assert owners(path) == {(UID, GID)}
+    assert not ensure(offline=True, activate=False, owner="nobody-of-that-name")["changed"], "only looked at"
+
+
+@needs_root
+def test_revisions_that_share_files_stay_proven(ensure: Ensure, folder: Path, store: Path) -> None:
+    first = Path(ensure()["path"])
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    result = ensure(**OWNED)
+    second = Path(result["path"])
+    assert first != second and result["bytes"]["reused_link"] > 0
+    assert owners(second) == {(UID, GID)}
+    assert (first / "config.json").stat().st_uid == 0, "only what the revision has itself"
+    assert (first / "empty").stat().st_uid == UID, "a shared file is one file"
+    ledger = RepoStore(store, "modelscope", "Org/Model").read_ledger()
+    for revision in (first, second):
+        for path, entry in ledger.files(revision.name).items():
+            assert entry["ctime_ns"] == (revision / path).stat().st_ctime_ns, (revision, path)
+
+
+@needs_root
+def test_a_damaged_file_is_repaired_with_its_owner(ensure: Ensure, store: Path) -> None:
+    path = Path(ensure(**OWNED)["path"])
+    good = contents(path)
+    rot(store, path / "config.json")
+    result = ensure(**OWNED, full=True)
+    assert result["files"]["repaired"] == 1 and contents(path) == good
+    assert owners(path) == {(UID, GID)}
+
+
+@needs_root
+def test_a_run_that_dies_between_owner_and_publication_costs_no_trust(
+    ensure: Ensure, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Path(ensure()["path"])
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+
+    def die(*_arguments: Any) -> None:
+        raise Death
+
+    monkeypatch.setattr(RepoStore, "publish", die)
+    with pytest.raises(Death):
+        ensure(**OWNED)
+    monkeypatch.undo()
+    result = ensure(**OWNED)
+    assert owners(Path(result["path"])) == {(UID, GID)} and first.exists()
+    assert result["verify"]["hashed_files"] == 0
+
+
+def test_an_owner_that_the_host_does_not_know_is_refused_before_the_first_byte(ensure: Ensure, store: Path) -> None:
+    with pytest.raises(StoreError, match=r"the option owner is 'no-such-user', and this host has no such user"):
+        ensure(owner="no-such-user")
+    with pytest.raises(StoreError, match=r"the option group is 'no-such-group', and this host has no such group"):
+        ensure(group="no-such-group", check=True)
+    with pytest.raises(StoreError, match="a number up to"):
+        ensure(owner=str((1 << 32) - 1))
+    assert not store.exists()
+
+
+def test_names_and_numbers_are_taken() -> None:
+    assert find_ownership(None, None) == Ownership() == find_ownership("", "")
+    assert find_ownership("root" if os.geteuid() == 0 else str(os.geteuid()), None).uid == os.geteuid()
+    assert find_ownership(None, str(os.getegid())) == Ownership(None, os.getegid())
+
+
+def test_another_user_than_root_gives_files_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(ownership.os, "getegid", lambda: 1000)
+    monkeypatch.setattr(ownership.os, "getgroups", lambda: [1000, 27])
+    assert find_ownership("1000", "27") == Ownership(1000, 27)
+    for owner, group in (("0", None), ("1000", "0")):
+        with pytest.raises(StoreError, match=r"which root alone may set, and this is user 1000: run as root"):
+            find_ownership(owner, group)
+
+
+def test_a_file_system_without_owners_is_named_and_nothing_is_published(
+    ensure: Ensure, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(ownership.os, "chown", refuse)
+    monkeypatch.setattr(Ownership, "fits", lambda _self, _status: False)
+    with pytest.raises(StoreError, match=r"cannot be given to 45001:45002: Invalid argument; set the option owner"):
+        ensure(**({"owner": str(UID), "group": str(GID)} if os.geteuid() == 0 else {}))
+    assert published(store) == [] and not (store / "Model").exists()
