@@ -124,9 +124,11 @@ def begin(hosts: Iterable[FleetHost], **options: Any) -> dict[str, dict[str, Any
     hosts = list(hosts)
     for host in hosts:
         host.call("started", **options)
-    places = place_all(hosts, [host.name for host in hosts if host.call("inspected")["complete"]])
+    complete = [host.name for host in hosts if host.call("inspected")["complete"]]
+    places = place_all(hosts, complete)
+    seeds = {host.name for host in hosts if host.name in complete or not places[host.name]}
     return {
-        host.name: host.call("joined", upstreams=places[host.name], seed=not places[host.name], **options)
+        host.name: host.call("joined", upstreams=places[host.name], seed=host.name in seeds, **options)
         for host in hosts
     }
 

@@ -20,7 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import EMPTY_SHA256, ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.meter import Cancelled, Meter
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Back, NotYet, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Accountable, Back, NotYet, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.parts import BUFFER_BYTES, Part, Segment
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
     NETWORK_ERRORS,
@@ -295,6 +295,8 @@ class _Fetch:
                     other.mismatches += 1
                     if other.mismatches >= other.origin.policy.hash_tries:
                         self._give_up(other, _mismatch(other, self.file, actual))
+                        if blamed == {other.origin.host} and isinstance(other.origin, Accountable):
+                            other.origin.blame(self.file)
         if all(other.verdict is not None for other in self.standings):
             # What arrived stays for a person to look at.
             self._preferred()
@@ -439,6 +441,14 @@ class _Fetch:
         if origin.is_own(error.geturl()):
             if error.code in TRANSIENT:
                 return interrupted
+            if origin.kind == "lan" and error.code == 410:
+                return _Refused(
+                    HubError(
+                        f"{origin.host} does not have all of {path}, and there is nothing to wait for there",
+                        file=path,
+                        status=error.code,
+                    )
+                )
             hint = "; the token is missing or not valid for it" if error.code in (401, 403) else ""
             return _Refused(
                 HubError(
@@ -560,9 +570,20 @@ def _reason(origin: Origin, error: BaseException) -> str:
 
 def _mismatch(standing: _Standing, file: ModelFile, actual: str) -> HashMismatch:
     what = "an empty body" if actual == EMPTY_SHA256 else actual[:12]
+    host = standing.origin.host
+    message = (
+        f"{file.path} from {host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got {what} in "
+        f"{standing.mismatches} tries; nothing was published"
+    )
+    if standing.origin.kind == "lan":
+        name = host.partition(" ")[0]
+        message = (
+            f"{host} served wrong bytes of {file.path} in {standing.mismatches} tries (expected SHA-256 "
+            f"{file.sha256[:12]}, got {what}), and is not asked for it again in this run: verify it with socle models "
+            f"-i INVENTORY --limit {name} -e model_store_action=verify"
+        )
     return HashMismatch(
-        f"{file.path} from {standing.origin.host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got "
-        f"{what} in {standing.mismatches} tries; nothing was published",
+        message,
         file=file.path,
         expected_sha256=file.sha256,
         actual_sha256=actual,

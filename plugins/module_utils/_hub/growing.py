@@ -29,6 +29,8 @@ class Shelf:
     files: dict[str, Growing]
     closed: bool = False
     """Nothing more will come: the download ended, well or not."""
+    settled: bool = False
+    """What the host has is known: all other files must come from elsewhere."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def advance(self, path: str, location: Path, prefix: int) -> None:
@@ -57,6 +59,18 @@ class Shelf:
         with self._changed:
             files = self.files.values()
             return f"{sum(file.prefix for file in files)}-{sum(file.generation + file.proven for file in files)}"
+
+    def settle(self) -> None:
+        """All files that the host has already are proven; the others are asked for now."""
+        with self._changed:
+            self.settled = True
+            self._changed.notify_all()
+
+    def lacks(self, path: str) -> bool:
+        """Whether nothing of *path* is there, and it must come from elsewhere."""
+        with self._changed:
+            file = self.files[path]
+            return self.settled and not file.proven and not file.prefix
 
     def close(self) -> None:
         """End all waiting."""

@@ -39,13 +39,14 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.growing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Accountable, Hub, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.peer import Peer, check_upstream
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.relay import Limits, Relay, star_connections
 from ansible_collections.socle.inference.plugins.module_utils._hub.reserve import GONE_S, Reserve
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STATUS_S = 1.0
@@ -56,6 +57,8 @@ IDLE_S = 600.0
 """How long a relay serves after its own download and the last request."""
 IN_USE_S = 30.0
 """A neighbour that takes from a relay asks again long before that."""
+FORGET_S = 2.0
+"""How long the store may be locked by another run before what neighbours report is not noted."""
 RATE_WINDOW_S = 10.0
 LOCK_TIMEOUT_S = 600.0
 """How long a job waits for another run that holds the repository's lock, unless the spec says otherwise."""
@@ -247,6 +250,10 @@ class _Watched:
 
     def is_own(self, url: str | None) -> bool:
         return self._origin.is_own(url)
+    def blame(self, file: ModelFile) -> None:
+        if isinstance(self._origin, Accountable):
+            self._origin.blame(file)
+
 
     def describe_route(self) -> str:
         return self._origin.describe_route()
@@ -305,6 +312,8 @@ class Job:
         self.relay: Relay | None = None
         self.idle_s = float(spec.get("idle_s") or IDLE_S)
 
+        self.doubted: set[str] = set()
+        """Files that are served here and that a neighbour found to be something else."""
     def run(self) -> None:
         """Everything; the result is written however it ends."""
         self.status.update("starting")
@@ -335,7 +344,7 @@ class Job:
         serve = self.spec.get("relay")
         if serve:
             limits = Limits(connections=star_connections(policy_of(self.spec).connections))
-            self.relay = Relay(self.shelf, serve["address"], [serve["token"]], limits)
+            self.relay = Relay(self.shelf, serve["address"], [serve["token"]], limits, self.doubted.add)
             self.status.note(address=self.relay.address, port=self.relay.port)
         self.status.update("waiting to begin")
         self.status.tick()
@@ -352,7 +361,8 @@ class Job:
 
     def _origins(self, hub: Hub, order: dict[str, Any]) -> Sequence[Origin]:
         policy = policy_of(self.spec)
-        peers = [Peer(check_upstream(upstream), order["token"], policy) for upstream in order["upstreams"]]
+        rank = self.relay.rank if self.relay and order.get("source") else None
+        peers = [Peer(check_upstream(upstream), order["token"], policy, rank=rank) for upstream in order["upstreams"]]
         last = _Late(hub, self.manifest)
         found: list[Origin] = [*peers, last]
         if peers and not order.get("hub"):
@@ -385,12 +395,29 @@ class Job:
         self.status.note(done=None, file=None, source=None)
         self.status.update("serving")
         began = time.monotonic()
-        while not self.folder.stop.exists():
-            if min(time.monotonic() - began, self.relay.idle_s()) >= self.idle_s:
-                return
+        idle = False
+        while not idle and not self.folder.stop.exists():
             time.sleep(POLL_S)
 
     def _keep(self, over: threading.Event) -> None:
+            self._forget_doubted()
+            idle = min(time.monotonic() - began, self.relay.idle_s()) >= self.idle_s
+
+    def _forget_doubted(self) -> None:
+        """Let the next run hash the files that neighbours found to be something else."""
+        doubted = {self.doubted.pop() for _number in range(len(self.doubted))}
+        if not doubted:
+            return
+        store = RepoStore(Path(self.spec["store"]), self.manifest.hub, self.manifest.repo)
+        try:
+            with store.locked(FORGET_S, Progress()):
+                ledger = store.read_ledger()
+                files = ledger.files(self.manifest.id)
+                for entry in [files[path] for path in doubted if path in files]:
+                    ledger.forget(entry["inode"], entry["device"])
+                store.save_ledger(ledger)
+        except (OSError, StoreError) as error:
+            print(f"what neighbours found wrong could not be noted ({error}): {', '.join(sorted(doubted))}")
         while not over.wait(STATUS_S):
             token = take_json(self.folder.token)
             if token and self.relay:

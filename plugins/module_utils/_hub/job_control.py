@@ -139,6 +139,8 @@ class JobControl:
             "upstreams": [vars(upstream) for upstream in reached],
             "token": token,
             "hub": ask_hub or allow_multi_wan,
+            # Whoever has upstreams and need not wait for them has the model, but for what turns out to be damaged.
+            "source": ask_hub,
         }
         write_private(self.folder.upstreams, order)
         self._await(lambda: bool((read_json(self.folder.status) or {}).get("joined")) or self.folder.result.exists())

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 
@@ -28,6 +28,14 @@ class NotYet(OSError):
 
 class Back(NotYet):
     """An origin that comes before this one, and was given up, answers again: it is to be asked instead."""
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """An origin that can be told what it sent."""
+
+    def blame(self, file: ModelFile) -> None:
+        """Tell it that what it has as *file* is something else; nothing is raised where it does not listen."""
 
 
 class Origin(Protocol):

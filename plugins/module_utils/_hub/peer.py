@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 import time
@@ -19,6 +20,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.origin import
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.relay import (
     PROGRESS_HEADER,
+    RANK_HEADER,
+    REPORT,
     STATE_HEADER,
     WAITING,
 )
@@ -54,12 +57,15 @@ class Peer:
         token: str,
         policy: Policy | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        rank: str | None = None,
     ) -> None:
+        """*rank*: where this host's own relay is, for one that has the model already but for what is damaged, so that
+        it and another one that lacks the same do not wait for each other (see relay)."""
         self.upstream = upstream
         self.host = upstream.describe()
         self.policy = replace(policy or Policy(), stall_s=READ_S)
         self.sleep = sleep
-        self._token = token
+        self._headers = {"Authorization": f"Bearer {token}", **({RANK_HEADER: rank} if rank else {})}
         self._tags: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -68,7 +74,7 @@ class Peer:
 
         A file that started over at the neighbour since its bytes were taken is sent from its start, with status 200.
         """
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = dict(self._headers)
         if offset or end is not None:
             headers["Range"] = f"bytes={offset}-{'' if end is None else end - 1}"
         with self._lock:
@@ -96,7 +102,7 @@ class Peer:
     def reach(self, file: ModelFile) -> str | None:
         """Why the relay cannot be used, or None; asks for nothing but the head of *file*."""
         try:
-            response = self._request("HEAD", file.path, {"Authorization": f"Bearer {self._token}"})
+            response = self._request("HEAD", file.path, self._headers)
         except (OSError, http.client.HTTPException) as error:
             return str(getattr(error, "strerror", None) or error or type(error).__name__)
         response.close()
@@ -108,7 +114,7 @@ class Peer:
         """Whether the relay answers anything; None where its host does, and nothing listens there any more."""
         for _try in range(2):
             try:
-                self._request("HEAD", file.path, {"Authorization": f"Bearer {self._token}"}).close()
+                self._request("HEAD", file.path, self._headers).close()
             except ConnectionRefusedError:
                 return None
             except ConnectionResetError:
@@ -118,6 +124,11 @@ class Peer:
                 return False
             return True
         return False
+
+    def blame(self, file: ModelFile) -> None:
+        """See origin.Accountable: the host there hashes the file in its next run."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._request(REPORT, file.path, self._headers).close()
 
     def _url(self, path: str) -> str:
         return "/" + urllib.parse.quote(path)

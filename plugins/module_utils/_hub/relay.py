@@ -6,6 +6,11 @@ A small HTTP/1.1 server on one address of the host: GET and HEAD of the paths of
 range, one request per connection. The entity tag names the generation of a file: after a restart of the file, a request
 with If-Range gets it from its start. A request for more than there is waits Limits.hold_s and is then told so (503,
 "waiting"), so that a neighbour can tell a slow source from a dead one; 410 says that nothing more will come.
+
+Hosts that have the model ask each other for what they find damaged, and must not wait for each other where all of them
+find the same. So each names its own relay with a request (RANK_HEADER), and of two that lack a file the one with the
+greater name waits for the other one, which is told at once that there is nothing to wait for. REPORT says that what was
+served of a complete file has the wrong hash.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import struct
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
@@ -32,6 +37,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.growing impor
 
 STATE_HEADER = "X-Socle-State"
 PROGRESS_HEADER = "X-Socle-Progress"
+RANK_HEADER = "X-Socle-Rank"
+REPORT = "REPORT"
 WAITING = "waiting"
 ENDED = "ended"
 STAR_HOSTS = 64
@@ -43,6 +50,7 @@ SEND_BYTES = 4 << 20
 RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 REASONS = {
     200: "OK",
+    204: "No Content",
     206: "Partial Content",
     400: "Bad Request",
     401: "Unauthorized",
@@ -95,8 +103,17 @@ class _Wanted:
 class Relay:
     """The server; close() ends it with all its connections."""
 
-    def __init__(self, shelf: Shelf, address: str, tokens: Iterable[str], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        address: str,
+        tokens: Iterable[str],
+        limits: Limits | None = None,
+        doubt: Callable[[str], None] = lambda _path: None,
+    ) -> None:
+        """*doubt* is told the path of each complete file that a neighbour found to be something else."""
         self._shelf = shelf
+        self._doubt = doubt
         self._limits = limits or Limits()
         self._tokens = [token.encode() for token in tokens]
         self._nonce = secrets.token_hex(6)
@@ -115,6 +132,11 @@ class Relay:
         with self._lock:
             if token.encode() not in self._tokens:
                 self._tokens.append(token.encode())
+
+    @property
+    def rank(self) -> str:
+        """What decides who waits for whom, of two that lack the same file."""
+        return f"{self.address} {self.port}"
 
     def idle_s(self) -> float:
         """Seconds since a neighbour was last served, or since the start where none was yet."""
@@ -202,12 +224,17 @@ class Relay:
         self._used = time.monotonic()
 
     def _answer(self, connection: socket.socket, wanted: _Wanted) -> None:
-        if wanted.method not in ("GET", "HEAD"):
+        if wanted.method not in ("GET", "HEAD", REPORT):
             raise _Refused(405, Allow="GET, HEAD")
         # Looked up, never joined to a folder: what the manifest does not name does not exist.
         known = self._shelf.files.get(wanted.path)
         if known is None:
             raise _Refused(404)
+        if wanted.method == REPORT:
+            # What is not proven here was never called right; it starts over by itself.
+            if known.proven:
+                self._doubt(known.path)
+            raise _Refused(204)
         if wanted.method == "HEAD":
             offset, end, partial = self._read_range(wanted, known)
             connection.sendall(_head(206 if partial else 200, self._describe(known, offset, end, partial)))
@@ -222,7 +249,7 @@ class Relay:
     def _send_file(self, connection: socket.socket, wanted: _Wanted, known: Growing) -> None:
         generation = known.generation
         offset, end, partial = self._read_range(wanted, known)
-        file, descriptor = self._open_file(known, offset)
+        file, descriptor = self._open_file(known, offset, wanted.headers.get(RANK_HEADER.lower()))
         try:
             if file.generation != generation and partial and "if-range" in wanted.headers:
                 # It started over just now: asked again, it is sent from its start.
@@ -266,12 +293,14 @@ class Relay:
             headers["Content-Range"] = f"bytes {offset}-{end - 1}/{file.size}"
         return headers
 
-    def _open_file(self, known: Growing, offset: int) -> tuple[Growing, int | None]:
+    def _open_file(self, known: Growing, offset: int, rank: str | None) -> tuple[Growing, int | None]:
         """The file once it holds more than *offset* bytes, opened; an empty one needs no descriptor."""
         until = time.monotonic() + self._limits.hold_s
         while True:
             if known.size == 0:
                 return known, None
+            if rank is not None and rank < self.rank and self._shelf.lacks(known.path):
+                raise _Refused(410, **{STATE_HEADER: ENDED})
             file = self._shelf.wait(known.path, offset, None, max(0.0, until - time.monotonic()))
             if file is not None and file.location is not None:
                 with contextlib.suppress(OSError):

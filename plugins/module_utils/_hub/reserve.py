@@ -140,6 +140,9 @@ class _Upstream:
         finally:
             self._reserve.note(self.host, file.path, lost)
 
+    def blame(self, file: ModelFile) -> None:
+        self._peer.blame(file)
+
     def is_own(self, url: str | None) -> bool:
         return self._peer.is_own(url)
 

@@ -219,7 +219,7 @@ class _Run:
                     f"{len(found.inspection.extra)} foreign ones{_named(found.inspection.extra)} in the store, and "
                     "the option offline is set: repair it without it",
                     wanted=[file.path for file in found.inspection.wanted][:SHOWN_FILES],
-                    extra=found.inspection.extra[:SHOWN_FILES],
+                    extra=[_shown(path) for path in found.inspection.extra[:SHOWN_FILES]],
                 )
             return found
         if found and found.inspection.whole:
@@ -282,6 +282,11 @@ class _Run:
         finally:
             self.verify_s += time.monotonic() - started
         found.full = full
+        for path in found.unreadable:
+            self.warnings.append(
+                f"{self.store.revision(manifest.id) / path} cannot be read any more (Input/output error): look for disk "
+                "faults in the kernel's log"
+            )
         if found.hashed_files and found.hashed_files == len(found.intact) + len(found.rotten):
             found.full_s, found.renewed = now, True
         self._learn(manifest, found)
@@ -643,8 +648,13 @@ class _Run:
 
 def _named(paths: Sequence[str]) -> str:
     """The first of *paths*, in brackets after their number."""
-    shown = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+    shown = ", ".join(map(_shown, paths[:3])) + (", ..." if len(paths) > 3 else "")
     return f" ({shown})" if paths else ""
+
+
+def _shown(path: str) -> str:
+    """A path as a text; a name of a foreign file may be no UTF-8, and hold line breaks."""
+    return path.encode("utf-8", "backslashreplace").decode().translate({code: "?" for code in (*range(32), 127)})
 
 
 def ensure_snapshot(
@@ -670,4 +680,10 @@ def ensure_snapshot(
         raise StoreError(f"store must be an absolute path, found {str(request.store)!r}")
     if request.manifest and request.manifest.repo != request.repo:
         raise HubError(f"the manifest describes {request.manifest.repo}, but {request.repo} is wanted")
-    return _Run(request, hub, progress, origins, shelf, facts).ensure()
+    try:
+        return _Run(request, hub, progress, origins, shelf, facts).ensure()
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or request.store} cannot be read: {error.strerror or error}; nothing was published, look "
+            "for faults of its file system in the kernel's log"
+        ) from error

@@ -459,7 +459,7 @@ def test_wrong_content_of_one_origin_is_replaced_by_the_next(bench: Bench, other
     other.add_rule(path=STORAGE, corrupt_at=5, count=-1)
     assert bench.fetch([impatient(other), Origin(bench.hub)]) == data
     assert bench.meter.received_by == {"lan": 2 * SIZE, "wan": SIZE}
-    assert "wrong content" in bench.meter.notes[0]
+    assert "served wrong bytes" in bench.meter.notes[0]
     assert bench.shelf.files[NAME].generation == 2
 
 

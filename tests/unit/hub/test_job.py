@@ -226,7 +226,9 @@ def test_a_neighbour_that_serves_wrong_bytes_is_named_and_another_is_asked(
     result = host.call("finished")
     assert contents(host) == model(folder)
     assert result["bytes"]["wan"] == 0
-    assert any("liar (127.0.0.99:" in warning and "wrong content" in warning for warning in result["warnings"])
+    assert any(
+        re.search(r"liar \(127.0.0.99:\d+\) served wrong bytes of .*--limit liar ", text) for text in result["warnings"]
+    )
 
 
 def test_a_rerun_joins_the_running_job(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
@@ -376,6 +378,63 @@ def test_a_rotten_file_comes_from_a_neighbour(hub: HubSimulator, fleet: Fleet, f
     assert [contents(host) for host in hosts] == [model(folder)] * 3
     assert hub.requests == []
     assert [result["bytes"]["lan"] > 0 for result in results] == [True, False, True]
+
+
+def test_hosts_that_all_find_the_same_file_rotten_get_it_from_the_hub_once(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    hosts = fleet(3)
+    begin(hosts)
+    finish(hosts)
+    for host in hosts:
+        host.call("stopped")
+        rot(host.store, host.store / "Model" / WEIGHTS)
+    hub.reset()
+    begin(hosts, verify="full")
+    finish(hosts)
+    assert [contents(host) for host in hosts] == [model(folder)] * 3
+    assert wan_bytes(hub) == {WEIGHTS: (folder / WEIGHTS).stat().st_size}
+
+
+def test_hosts_that_all_find_the_same_file_rotten_and_reach_no_hub_say_so(hub: HubSimulator, fleet: Fleet) -> None:
+    hosts = fleet(2)
+    begin(hosts)
+    finish(hosts)
+    for host in hosts:
+        host.call("stopped")
+        rot(host.store, host.store / "Model" / WEIGHTS)
+    hub.add_rule(path=WEIGHTS, count=-1, status=404)
+    begin(hosts, verify="full")
+    for host in hosts:
+        with pytest.raises(HubError, match=f"404 for {WEIGHTS}.*does not have all of {WEIGHTS}"):
+            host.call("finished")
+
+
+def test_a_neighbour_whose_file_is_rotten_is_named_and_hashes_it_in_its_next_run(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    bad, host = fleet(2)
+    begin([bad])
+    finish([bad])
+    bad.call("stopped")
+    rot(bad.store, bad.store / "Model" / WEIGHTS)
+    assert bad.call("inspected")["plan"]["unproven_files"] == 0, "a quick look does not see it"
+    begin([bad, host])
+    result = finish([bad, host])[1]
+    assert contents(host) == model(folder)
+    (warning,) = [text for text in result["warnings"] if WEIGHTS in text]
+    assert re.match(rf"gpu1 \(127.0.0.11:\d+\) served wrong bytes of {WEIGHTS} .*--limit gpu1 ", warning)
+    for one in (bad, host):
+        one.call("stopped")
+    found = bad.call("inspected")
+    assert (found["plan"]["unproven_files"], found["work"]) == (1, True)
+    assert host.call("inspected")["plan"]["unproven_files"] == 0
+    hub.reset()
+    begin([bad, host])
+    results = finish([bad, host])
+    assert contents(bad) == model(folder)
+    assert results[0]["bytes"]["lan"] == (folder / WEIGHTS).stat().st_size
+    assert hub.requests == []
 
 
 def test_a_folder_that_only_one_host_has_serves_the_others(fleet: Fleet, folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import resource
 import socket
+import struct
 import threading
 import urllib.error
 from collections.abc import Iterator
@@ -45,8 +46,8 @@ def part(tmp_path: Path) -> Path:
     return tmp_path / "part"
 
 
-def peer_of(relay: Relay, token: str = TOKEN) -> Peer:
-    return Peer(Upstream("gpu1", relay.address, relay.port), token)
+def peer_of(relay: Relay, token: str = TOKEN, rank: str | None = None) -> Peer:
+    return Peer(Upstream("gpu1", relay.address, relay.port), token, rank=rank)
 
 
 def ask(relay: Relay, target: str, method: str = "GET", **headers: str) -> tuple[int, bytes, http.client.HTTPMessage]:
@@ -157,6 +158,60 @@ def test_a_complete_file_that_cannot_be_opened_any_more_is_gone(relay: Relay, sh
     with pytest.raises(urllib.error.HTTPError) as caught:
         peer_of(relay).open_file(FILE, 0)
     assert caught.value.code == 410
+
+
+def test_of_two_that_lack_a_file_one_waits_and_the_other_is_told_not_to(relay: Relay, shelf: Shelf, part: Path) -> None:
+    before, after = peer_of(relay, rank="0"), peer_of(relay, rank="9")
+    for peer in (before, after):
+        with pytest.raises(NotYet):
+            peer.open_file(FILE, 0)
+    shelf.settle()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        before.open_file(FILE, 0)
+    assert refused.value.code == 410
+    # One that takes part in a chain names no relay of its own: what it waits for comes through this host.
+    for peer in (after, peer_of(relay)):
+        with pytest.raises(NotYet):
+            peer.open_file(FILE, 0)
+    grow(shelf, part, 1000)
+    with before.open_file(FILE, 0) as answer:
+        assert answer.read1(1 << 20) == WHOLE[:1000]
+
+
+def test_what_a_neighbour_found_wrong_is_passed_on_where_it_was_called_complete(shelf: Shelf, part: Path) -> None:
+    told: list[str] = []
+    relay = Relay(shelf, ADDRESS, [TOKEN], QUICK, told.append)
+    try:
+        grow(shelf, part, 1000)
+        peer_of(relay).blame(FILE)
+        assert told == [], "it is not proven here either"
+        shelf.prove(FILE.path, part)
+        peer_of(relay, "wrong").blame(FILE)
+        peer_of(relay).blame(ModelFile("no/such", 1, FILE.sha256))
+        assert told == []
+        peer_of(relay).blame(FILE)
+        assert told == [FILE.path]
+    finally:
+        relay.close()
+    peer_of(relay).blame(FILE)
+
+
+def test_a_process_that_just_ends_is_told_from_a_silent_host() -> None:
+    with socket.create_server((ADDRESS, 0)) as listener:
+        thread = threading.Thread(target=reset_one_and_close, args=(listener,))
+        thread.start()
+        address, port = listener.getsockname()
+        assert Peer(Upstream("gpu1", address, port), TOKEN).is_heard(FILE) is None
+        thread.join()
+
+
+def reset_one_and_close(listener: socket.socket) -> None:
+    """What clients see of a process that is killed while they wait to be served."""
+    client, _address = listener.accept()
+    client.recv(1)
+    listener.close()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
 def test_who_has_to_wait_learns_whether_anything_comes_at_all(relay: Relay, shelf: Shelf, part: Path) -> None:
