@@ -46,11 +46,12 @@ def snapshot_paths(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def missing_models(hostvars: Any, hosts: Iterable[str]) -> list[dict[str, Any]]:
+    hosts = list(hosts)
     """The models that any of *hosts* has work to do for, each once by its content; the same for all hosts."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for host in hosts:
         for seen in _inspections(hostvars, host):
-            if seen["work"]:
+            if seen["work"] and not (seen.get("store_name") and _writer(hostvars, hosts, seen, host)):
                 key = (str(seen["repo"]), str(seen["content_id"]))
                 found.setdefault(key, {"repo": key[0], "revision": seen["requested"], "content_id": key[1]})
     return list(found.values())
@@ -60,9 +61,10 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     """What host *name* does for *model*: nothing, or a job, with a relay where others could use it.
 
     C(helper) is a host of an earlier batch that has the model, where no host of this one has; C(lender) is a host that
-    knows its manifest.
+    knows its manifest; C(writer) is the host that writes the store that *name* shares with it, if another one does.
     """
-    taking = {host: seen for host in hosts if (seen := _seen(hostvars, host, model))}
+    wanting = {host: seen for host in hosts if (seen := _seen(hostvars, host, model))}
+    taking = {host: seen for host, seen in wanting.items() if _writer(hostvars, hosts, model, host) is None}
     lacking = [host for host, seen in taking.items() if not seen["complete"]]
     helper = None
     if fanout == "auto" and lacking and len(lacking) == len(taking):
@@ -72,6 +74,7 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     mine = taking.get(name)
     return {
         "job": mine is not None and bool(mine["work"] or shared),
+        "writer": _writer(hostvars, hosts, model, name),
         "relay": shared,
         "lender": next(iter(taking), None),
         "helper": helper,
@@ -129,6 +132,20 @@ def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[s
                 "another store"
             )
         missing = [path for plan in plans for path in plan["missing"]]
+def _writer(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str) -> str | None:
+    """The host that writes *model* into the store that *name* shares with it; None where that is *name* itself.
+
+    One whose job runs already, else the first one in the order of the inventory.
+    """
+    shared = (_seen(hostvars, name, model) or {}).get("store_name")
+    if not shared:
+        return None
+    sharing = [host for host in hosts if (_seen(hostvars, host, model) or {}).get("store_name") == shared]
+    running = [host for host in sharing if (_seen(hostvars, host, model) or {}).get("job")]
+    writer = str((running or sharing)[0])
+    return None if writer == name else writer
+
+
         count = sum(plan["missing_files"] for plan in plans)
         unproven = any(plan.get("unproven_files") for plan in plans)
         verdict = "refused" if found else "fits" if count else "to be hashed" if unproven else "complete"

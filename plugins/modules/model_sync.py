@@ -34,7 +34,7 @@ options:
   state:
     description:
       - V(inspected) looks at the store and says what is missing, what is in the way, and whether a job runs. Changes
-        nothing.
+        nothing, but that a store on a network file system gets a name.
       - V(started) starts the job with its relay, or finds the one that runs. The relay of a job that is over stays only
         where a fresh look finds nothing to do.
       - V(joined) tells the job its O(upstreams); the download begins. A job that knows them already goes on as it is.
@@ -106,8 +106,8 @@ options:
     default: []
   allow_shared_fs:
     description:
-      - Whether O(store) may be on a network file system. Then one host alone may write it.
-      - Of hosts that share one store, run one at a time, as with C(--limit); the others find the model there then.
+      - Whether O(store) may be on a network file system. Then one host alone may write it; RV(store_name) tells which
+        hosts share one, and the role lets the first of them bring the model.
     type: bool
     default: false
   allow_volatile_fs:
@@ -230,6 +230,10 @@ work:
   description: Whether there is something to do; a file is missing, some or all are to be hashed, or a job runs.
   returned: O(state=inspected)
   type: bool
+store_name:
+  description: What hosts that share a store on a network file system have in common; null for another store.
+  returned: O(state=inspected)
+  type: str
 plan:
   description:
     - What a run would download (C(bytes)), take from the free space (C(need)), find free (C(free)) and leave free

@@ -105,7 +105,7 @@ class Site:
         for store, repo in itertools.product((self.folder / f"gpu{number}" for number in range(1, 10)), repos):
             control = JobControl(default_base(), str(store), "modelscope", repo)
             view = control.look()
-            if view and not control.stop():
+            if view and not control.stop("cleaning"):
                 os.kill(view.status["pid"], signal.SIGKILL)
 
     def wan_bytes(self) -> int:

@@ -88,8 +88,10 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
     due = is_due(spec, found["verify"]["checked"], time.time())
     return {
         **found,
+    store_name = _name_shared(spec, plan, check)
         # A look changes nothing; what the run would change is an answer in check mode alone.
         "changed": bool(found["changed"] and check),
+        "store_name": store_name,
         "complete": not plan["wanted_files"],
         "work": bool(found["changed"] or plan["unproven_files"] or due or running),
         "due": due,
@@ -100,6 +102,23 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
 
 def _look(spec: Mapping[str, Any], manifest: Manifest, probe: bool) -> dict[str, Any]:
     """The result of a snapshot in check mode, by one look at each file; with *probe* writing is tried."""
+def _name_shared(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> str | None:
+    """The name of a store on a network file system, by which the hosts that share it are told; None for another one.
+
+    *plan* gets a fault where the store takes no name: then nobody knows who else writes it.
+    """
+    if not (spec.get("allow_shared_fs") and is_shared(plan["store"]["file_system"])):
+        return None
+    name = name_store(Path(spec["store"]), write=not check)
+    if name is None and not check and not plan["faults"]:
+        message = (
+            f"{spec['store']} is on a network file system and takes no file by which hosts could see that they share "
+            "it: make it take hard links, or choose a local store on each host"
+        )
+        plan["faults"].append({"id": "shared_fs", "message": message})
+    return name
+
+
     quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
     request = replace(request_of(quick, manifest), check=True, look_only=True, probe=probe)
     return ensure_snapshot(request, hub_of(quick), Progress())

@@ -1,0 +1,49 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The name of a store that several hosts may have mounted, to be known for the same by. Private to socle.inference.
+
+What a host calls a network file system proves nothing: two names of a server may be one, and one tag of virtiofs may be
+two. So the first host that looks writes a random name into the store, and the others find it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import make_folder
+
+STORE_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def name_store(root: Path, write: bool) -> str | None:
+    """The name of the store at *root*; None where it has none yet, and must not get one or does not take one."""
+    place = root / ".store" / "name"
+    known = _read(place)
+    if known or not write:
+        return known
+    staged = place.with_name(f".name.{secrets.token_hex(6)}")
+    try:
+        make_folder(place.parent)
+        staged.write_text(secrets.token_hex(16), encoding="ascii")
+        staged.chmod(0o644)
+        # Unlike a rename, it does not replace what another host wrote meanwhile.
+        with contextlib.suppress(FileExistsError):
+            os.link(staged, place)
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+    return _read(place)
+
+
+def _read(place: Path) -> str | None:
+    try:
+        found = place.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found if STORE_NAME.fullmatch(found) else None
