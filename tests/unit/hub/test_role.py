@@ -59,6 +59,7 @@ def test_three_hosts_cost_one_copy_over_the_wan_and_a_rerun_nothing(
         "Fix what each revision is",
         "See what the host has of its models",
         "Bring what any host lacks",
+        "Say what was done for each model",
         "Tell the other roles where the models are",
     ]
 
@@ -70,7 +71,7 @@ def test_a_check_run_reports_what_is_missing_and_writes_nothing(site: Site, hub:
     assert site.wan_bytes() == 0
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  gpu")]
     assert [row[0] for row in rows] == ["gpu1", "gpu2"]
-    assert rows[0][1] == "6" and "fits" in rows[0] and "MiB" in rows[0]
+    assert rows[0][1] == "Org/Model@master" and "fetch" in rows[0] and "MiB" in rows[0] and "6:" in rows[0]
     assert re.search(r"gpu1 .*changed=[1-9]", done.stdout)
 
 
