@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import random
 import struct
 import subprocess
@@ -95,6 +96,8 @@ def start(hub: HubSimulator, store: Path) -> Iterator[Callable[..., subprocess.P
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(PROJECT / "collections")},
+            # A process inherits what is ignored, and below nohup that is SIGHUP.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         started.append(process)
         return process
