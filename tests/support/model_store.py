@@ -55,9 +55,12 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    """Until *condition* is true; fails after *seconds*."""
+    """Until *condition* is true; a file that goes while it looks is no fault. Fails after *seconds*."""
     until = time.monotonic() + seconds
-    while not condition():
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if condition():
+                return
         assert time.monotonic() < until, "the condition did not come true in time"
         time.sleep(0.02)
 

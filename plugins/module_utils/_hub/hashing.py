@@ -5,6 +5,8 @@ socle.inference."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -33,7 +35,7 @@ def hash_file(location: Path, tell: Callable[[int], None] | None = None) -> str:
     buffer = memoryview(bytearray(BUFFER_BYTES))
     descriptor = os.open(location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as handle:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        _advise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         start = end = 0
         while True:
             count = handle.readinto(buffer)
@@ -41,7 +43,7 @@ def hash_file(location: Path, tell: Callable[[int], None] | None = None) -> str:
                 digest.update(buffer[:count])
                 end += count
             if end - start >= DROP_BYTES or not count:
-                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+                _advise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
                 if tell:
                     tell(end - start)
                 start = end
@@ -49,8 +51,23 @@ def hash_file(location: Path, tell: Callable[[int], None] | None = None) -> str:
                 return digest.hexdigest()
 
 
-def hash_files(locations: Sequence[Path], total: int, progress: Progress, phase: str = "verifying") -> list[str]:
-    """The SHA-256 of each, in order, several at once; *total* is the sum of their sizes, for progress."""
+def _advise(descriptor: int, start: int, length: int, advice: int) -> None:
+    """Tell the page cache what to expect; a file system that takes no advice reads all the same."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, start, length, advice)
+
+
+def hash_files(
+    locations: Sequence[Path],
+    total: int,
+    progress: Progress,
+    phase: str = "verifying",
+    unreadable: str | None = None,
+) -> list[str]:
+    """The SHA-256 of each, in order, several at once; *total* is the sum of their sizes, for progress.
+
+    *unreadable* stands for a file that the disk itself cannot read any more (EIO). Raises OSError with its filename.
+    """
     lock = threading.Lock()
     done = 0
 
@@ -61,7 +78,13 @@ def hash_files(locations: Sequence[Path], total: int, progress: Progress, phase:
                 done += count
                 progress.update(phase, done=done, total=total, unit="B", detail=location.name)
 
-        return hash_file(location, tell)
+        try:
+            return hash_file(location, tell)
+        except OSError as error:
+            if unreadable is not None and error.errno == errno.EIO:
+                return unreadable
+            # Reading tells no name.
+            raise OSError(error.errno, error.strerror, str(location)) from error
 
     if not locations:
         return []

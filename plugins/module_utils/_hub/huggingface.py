@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
     check_count,
     check_files,
     is_commit,
+    shown_names,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Client, Explain, HttpOrigin
@@ -91,7 +92,7 @@ class HuggingFaceHub:
         try:
             document = self._client.get_json(f"/api/models/{_quoted(repo)}/refs", {}, repo)
             for kind in names:
-                names[kind] = [str(item["name"])[:100] for item in document.get(kind) or []][:50]
+                names[kind] = shown_names(item["name"] for item in document.get(kind) or [])
         except (HubError, KeyError, TypeError, AttributeError):
             # Only decorates an error message.
             return names

@@ -127,6 +127,11 @@ def check_files(files: Iterable[ModelFile]) -> tuple[ModelFile, ...]:
     return tuple(found)
 
 
+def shown_names(names: Iterable[Any]) -> list[str]:
+    """The first of a hub's branches or tags, as a message may show them: another text could move the cursor."""
+    return [name[:100] for name in names if isinstance(name, str) and name.isprintable()][:50]
+
+
 def check_count(count: int) -> None:
     """Raise HubError for more files and folders than a model has."""
     if count > MAX_FILES:

@@ -23,6 +23,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
     parse_files,
     parse_page,
     path_fault,
+    shown_names,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Client, HttpOrigin
@@ -110,7 +111,7 @@ class ModelScopeHub:
             document = self._client.get_json(f"/api/v1/models/{urllib.parse.quote(repo)}/revisions", {}, repo)
             revisions = document["Data"]["RevisionMap"]
             for kind in names:
-                names[kind] = [str(item["Revision"])[:100] for item in revisions.get(kind.capitalize()) or []][:50]
+                names[kind] = shown_names(item["Revision"] for item in revisions.get(kind.capitalize()) or [])
         except (HubError, KeyError, TypeError, AttributeError):
             # Only decorates an error message.
             return names

@@ -30,7 +30,7 @@ def parse_owner(text: str) -> dict[str, Any] | None:
     try:
         owner = json.loads(text)
         found = {"host": str(owner["host"]), "pid": int(owner["pid"]), "since": str(owner["since"])}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if found["host"] != socket.gethostname() or owner.get("boot_id") not in (None, _boot_id()):
         return {**found, "state": ELSEWHERE}

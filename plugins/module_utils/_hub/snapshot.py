@@ -284,8 +284,8 @@ class _Run:
         found.full = full
         for path in found.unreadable:
             self.warnings.append(
-                f"{self.store.revision(manifest.id) / path} cannot be read any more (Input/output error): look for disk "
-                "faults in the kernel's log"
+                f"{self.store.revision(manifest.id) / path} cannot be read any more (Input/output error): look for "
+                "disk faults in the kernel's log"
             )
         if found.hashed_files and found.hashed_files == len(found.intact) + len(found.rotten):
             found.full_s, found.renewed = now, True
@@ -654,7 +654,7 @@ def _named(paths: Sequence[str]) -> str:
 
 def _shown(path: str) -> str:
     """A path as a text; a name of a foreign file may be no UTF-8, and hold line breaks."""
-    return path.encode("utf-8", "backslashreplace").decode().translate({code: "?" for code in (*range(32), 127)})
+    return path.encode("utf-8", "backslashreplace").decode().translate(dict.fromkeys((*range(32), 127), "?"))
 
 
 def ensure_snapshot(

@@ -18,6 +18,7 @@ Whatever the moment a process dies, rev/<id> is either absent or complete; the n
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -78,6 +79,8 @@ class Inspection:
     extra: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
     """There with the right size, and not hashed, since only a look was wanted."""
+    unreadable: list[str] = field(default_factory=list)
+    """Damaged, since the disk cannot read them any more."""
     rotten: list[tuple[int, int]] = field(default_factory=list)
     """Inode and device of what was hashed and found to be something else."""
     hashed_files: int = 0
@@ -186,13 +189,15 @@ class RepoStore:
             else:
                 to_hash.append((file, status))
         total = sum(file.size for file, _status in to_hash)
-        hashes = hash_files([folder / file.path for file, _status in to_hash], total, progress)
+        hashes = hash_files([folder / file.path for file, _status in to_hash], total, progress, unreadable="")
         for (file, status), sha256 in zip(to_hash, hashes):
             if sha256 == file.sha256:
                 found.renewed = found.renewed or not ledger.proves(manifest.id, file, status)
                 found.intact[file.path] = status
             else:
                 found.damaged.append(file.path)
+                if not sha256:
+                    found.unreadable.append(file.path)
                 found.rotten.append((status.st_ino, status.st_dev))
         found.hashed_files, found.hashed_bytes = len(to_hash), total
         found.damaged.sort()
@@ -231,7 +236,7 @@ class RepoStore:
         states = {location: location.lstat() for location in sources}
         sizes = {location: source.file.size for location, source in sources.items()}
         rotten = set()
-        for location, sha256 in zip(sources, hash_files(list(sources), sum(sizes.values()), progress)):
+        for location, sha256 in zip(sources, hash_files(list(sources), sum(sizes.values()), progress, unreadable="")):
             source, status = sources[location], states[location]
             if sha256 == source.file.sha256:
                 ledger.note(source.snapshot, source.file, status)
@@ -249,11 +254,11 @@ class RepoStore:
         place = self.root / link
         try:
             target = str(place.readlink())
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
             raise StoreError(f"{place} exists and is no link of this store: move it away") from error
         inner, hub, folder, *rest = [*target.split("/"), "", "", ""]
         if inner != ".store" or folder != self.base.name or rest[0] != "rev":
@@ -315,6 +320,9 @@ class RepoStore:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return parse_owner(os.pread(descriptor, 1024, 0).decode("utf-8", "replace")) or {}
+        except OSError:
+            # A file system without locks, where nobody can hold one.
+            return None
         finally:
             os.close(descriptor)
         return None
@@ -350,7 +358,7 @@ class RepoStore:
             try:
                 target = json.loads((job / "owner.json").read_text(encoding="utf-8"))["snapshot"]
                 age = time.time() - (job / "owner.json").stat().st_mtime
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 target, age = snapshot, 0.0
             if target == snapshot or age > STALE_STAGE_S:
                 found.append(job)
@@ -583,10 +591,14 @@ def _linked_files(place: Path) -> Iterator[os.stat_result]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's names to disk."""
+    """Flush a folder's names to disk, where the file system can do that for a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems and those of user space say so.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
     finally:
         os.close(descriptor)
 

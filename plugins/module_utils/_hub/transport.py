@@ -183,7 +183,7 @@ class Client:
             )
         try:
             return json.loads(body), headers
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             what = "nothing" if not body else "no JSON"
             raise HubError(
                 f"{self.host} answered {what} to a listing of {repo} ({self.describe_route()}): a proxy or login page "

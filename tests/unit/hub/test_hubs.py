@@ -157,6 +157,20 @@ def test_the_cost_of_an_answer_is_never_told_too_low(document: Any, ascii_only: 
     assert json_cost(body) < JSON_MAX_COST
 
 
+@pytest.mark.parametrize("body", [b"1" * 5000, b"[" * 100_000, b'"\xff"', b""])
+def test_an_answer_that_is_no_json_is_refused_whatever_is_wrong_with_it(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Newer versions of Python turn so many digits into no number, with an error of its own."""
+    monkeypatch.setattr(Client, "_read", lambda *_arguments: (body, {}))
+    with pytest.raises(HubError, match=r"answered (nothing|no JSON) to a listing of Org/Model"):
+        make_hub(endpoint="http://127.0.0.1:1", proxy="").resolve(REPO, "master")
+
+
+def test_names_of_a_hub_that_would_move_the_cursor_are_not_shown() -> None:
+    assert listing.shown_names(["main", "a\x1b[2J", "b\nc", "\ud800", 7, None, "é"]) == ["main", "é"]
+
+
 def many(folder: Path, count: int, where: str) -> None:
     (folder / where).mkdir(exist_ok=True)
     for number in range(count):
