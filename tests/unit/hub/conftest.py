@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import random
+import signal
 import struct
 import subprocess
 import sys
