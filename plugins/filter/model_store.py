@@ -46,9 +46,9 @@ def snapshot_paths(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def missing_models(hostvars: Any, hosts: Iterable[str]) -> list[dict[str, Any]]:
-    hosts = list(hosts)
     """The models that any of *hosts* has work to do for, each once by its content; the same for all hosts."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
+    hosts = list(hosts)
     for host in hosts:
         for seen in _inspections(hostvars, host):
             if seen["work"] and not (seen.get("store_name") and _writer(hostvars, hosts, seen, host)):
@@ -74,9 +74,9 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     mine = taking.get(name)
     return {
         "job": mine is not None and bool(mine["work"] or shared),
-        "writer": _writer(hostvars, hosts, model, name),
         "relay": shared,
         "lender": next(iter(taking), None),
+        "writer": _writer(hostvars, hosts, model, name),
         "helper": helper,
         "helper_store": _folder_of(hostvars, helper, model) if helper else None,
     }
@@ -132,20 +132,6 @@ def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[s
                 "another store"
             )
         missing = [path for plan in plans for path in plan["missing"]]
-def _writer(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str) -> str | None:
-    """The host that writes *model* into the store that *name* shares with it; None where that is *name* itself.
-
-    One whose job runs already, else the first one in the order of the inventory.
-    """
-    shared = (_seen(hostvars, name, model) or {}).get("store_name")
-    if not shared:
-        return None
-    sharing = [host for host in hosts if (_seen(hostvars, host, model) or {}).get("store_name") == shared]
-    running = [host for host in sharing if (_seen(hostvars, host, model) or {}).get("job")]
-    writer = str((running or sharing)[0])
-    return None if writer == name else writer
-
-
         count = sum(plan["missing_files"] for plan in plans)
         unproven = any(plan.get("unproven_files") for plan in plans)
         verdict = "refused" if found else "fits" if count else "to be hashed" if unproven else "complete"
@@ -186,6 +172,20 @@ def _seen(hostvars: Any, host: str, model: Mapping[str, Any]) -> Mapping[str, An
         if _matches(seen, model) and seen["repo"] == model["repo"]:
             return seen
     return None
+
+
+def _writer(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name: str) -> str | None:
+    """The host that writes *model* into the store that *name* shares with it; None where that is *name* itself.
+
+    One whose job runs already, else the first one in the order of the inventory.
+    """
+    shared = (_seen(hostvars, name, model) or {}).get("store_name")
+    if not shared:
+        return None
+    sharing = [host for host in hosts if (_seen(hostvars, host, model) or {}).get("store_name") == shared]
+    running = [host for host in sharing if (_seen(hostvars, host, model) or {}).get("job")]
+    writer = str((running or sharing)[0])
+    return None if writer == name else writer
 
 
 def _started(hostvars: Any, host: str, model: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -23,8 +23,10 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.peer import c
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
     RESERVE_BYTES,
     RESERVE_SHARE,
+    is_shared,
     reserve_bytes,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.shared import name_store
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -86,12 +88,12 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
     plan["reserve"] = max(RESERVE_BYTES, int(total * RESERVE_SHARE)) if wanted_reserve is None else wanted_reserve
     running = view is not None and view.running and not view.over
     due = is_due(spec, found["verify"]["checked"], time.time())
+    store_name = _name_shared(spec, plan, check)
     return {
         **found,
-    store_name = _name_shared(spec, plan, check)
+        "store_name": store_name,
         # A look changes nothing; what the run would change is an answer in check mode alone.
         "changed": bool(found["changed"] and check),
-        "store_name": store_name,
         "complete": not plan["wanted_files"],
         "work": bool(found["changed"] or plan["unproven_files"] or due or running),
         "due": due,
@@ -100,8 +102,6 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
     }
 
 
-def _look(spec: Mapping[str, Any], manifest: Manifest, probe: bool) -> dict[str, Any]:
-    """The result of a snapshot in check mode, by one look at each file; with *probe* writing is tried."""
 def _name_shared(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> str | None:
     """The name of a store on a network file system, by which the hosts that share it are told; None for another one.
 
@@ -119,6 +119,8 @@ def _name_shared(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> 
     return name
 
 
+def _look(spec: Mapping[str, Any], manifest: Manifest, probe: bool) -> dict[str, Any]:
+    """The result of a snapshot in check mode, by one look at each file; with *probe* writing is tried."""
     quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
     request = replace(request_of(quick, manifest), check=True, look_only=True, probe=probe)
     return ensure_snapshot(request, hub_of(quick), Progress())

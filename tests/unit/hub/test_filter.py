@@ -23,8 +23,6 @@ GIB = 1 << 30
 
 def seen(complete: bool = False, need: int = GIB, faults: tuple[str, ...] = (), **other: Any) -> dict[str, Any]:
     """What model_sync says of MODEL on a host."""
-NOW = 1_796_040_000.0
-"""2026-11-30T12:00:00Z."""
     plan = {
         "bytes": 0 if complete else need,
         "need": 0 if complete else need,
@@ -32,16 +30,16 @@ NOW = 1_796_040_000.0
         "reserve": 5 * GIB,
         "missing": [] if complete else ["config.json", "b", "c", "d"],
         "missing_files": 0 if complete else 4,
-        "faults": [{"id": "space", "message": message} for message in faults],
-        "store": {"folder": "/models"},
-    }
-    found = {"repo": "a/A", "requested": "master", "content_id": "sha256:1", "complete": complete, "work": not complete}
         "wanted_files": 0 if complete else 4,
         "foreign_files": 0,
         "unproven_files": 0,
         "reusable": 0,
         "staged": 0,
         "adoptable": 0,
+        "faults": [{"id": "space", "message": message} for message in faults],
+        "store": {"folder": "/models"},
+    }
+    found = {"repo": "a/A", "requested": "master", "content_id": "sha256:1", "complete": complete, "work": not complete}
     return {**found, "plan": plan, **other}
 
 
@@ -107,6 +105,30 @@ def test_complete_hosts_that_are_to_be_hashed_have_relays_and_each_other() -> No
     assert part_in(hostvars, ["g1"], MODEL, "g1", "auto")["relay"] is False
 
 
+def test_of_hosts_that_share_a_store_the_first_one_writes_it_and_the_others_wait() -> None:
+    hosts = ["g1", "g2", "g3"]
+    names = {"g1": "one", "g2": "one", "g3": "other"}
+    hostvars = {host: inspected(seen(store_name=names[host])) for host in hosts}
+    parts = {host: part_in(hostvars, hosts, MODEL, host, "auto") for host in hosts}
+    assert [part["job"] for part in parts.values()] == [True, False, True]
+    assert [part["writer"] for part in parts.values()] == [None, "g1", None]
+    assert {part["lender"] for part in parts.values()} == {"g1"}
+    assert part_in(hostvars, ["g1", "g2"], MODEL, "g1", "auto")["relay"] is False, "nobody is there to serve"
+    hostvars["g2"] = inspected(seen(store_name="one", job={"joined": True}))
+    parts = {host: part_in(hostvars, hosts, MODEL, host, "auto") for host in hosts}
+    assert [part["writer"] for part in parts.values()] == ["g2", None, None], "who is under way goes on"
+
+
+def test_what_a_host_does_not_find_proven_in_a_store_of_another_one_is_no_work() -> None:
+    # The ledger names the device, which is another one on each host.
+    hostvars = {
+        "g1": inspected(seen(True, store_name="one")),
+        "g2": inspected(seen(True, store_name="one", work=True)),
+    }
+    assert missing_models(hostvars, ["g1", "g2"]) == []
+    assert missing_models(hostvars, ["g2"]) == [MODEL]
+
+
 def test_a_helper_that_failed_is_none() -> None:
     for helper in ({}, {"name": "g1", "failed": True}, {"name": "g1", "unreachable": True, "port": None}):
         assert place_of({"g2": started("g2")}, ["g2"], MODEL, "g2", helper) == {"upstreams": [], "seed": True}
@@ -134,30 +156,6 @@ def test_each_host_takes_from_the_one_before_it_and_then_from_those_further_up()
     hosts = ["g1", "g2", "g3"]
     hostvars = {host: started(host) for host in hosts}
     assert place_of(hostvars, hosts, MODEL, "g1") == {"upstreams": [], "seed": True}
-def test_of_hosts_that_share_a_store_the_first_one_writes_it_and_the_others_wait() -> None:
-    hosts = ["g1", "g2", "g3"]
-    names = {"g1": "one", "g2": "one", "g3": "other"}
-    hostvars = {host: inspected(seen(store_name=names[host])) for host in hosts}
-    parts = {host: part_in(hostvars, hosts, MODEL, host, "auto") for host in hosts}
-    assert [part["job"] for part in parts.values()] == [True, False, True]
-    assert [part["writer"] for part in parts.values()] == [None, "g1", None]
-    assert {part["lender"] for part in parts.values()} == {"g1"}
-    assert part_in(hostvars, ["g1", "g2"], MODEL, "g1", "auto")["relay"] is False, "nobody is there to serve"
-    hostvars["g2"] = inspected(seen(store_name="one", job={"joined": True}))
-    parts = {host: part_in(hostvars, hosts, MODEL, host, "auto") for host in hosts}
-    assert [part["writer"] for part in parts.values()] == ["g2", None, None], "who is under way goes on"
-
-
-def test_what_a_host_does_not_find_proven_in_a_store_of_another_one_is_no_work() -> None:
-    # The ledger names the device, which is another one on each host.
-    hostvars = {
-        "g1": inspected(seen(True, store_name="one")),
-        "g2": inspected(seen(True, store_name="one", work=True)),
-    }
-    assert missing_models(hostvars, ["g1", "g2"]) == []
-    assert missing_models(hostvars, ["g2"]) == [MODEL]
-
-
     names = [upstream["name"] for upstream in place_of(hostvars, hosts, MODEL, "g3")["upstreams"]]
     assert names == ["g2", "g1"]
     hostvars["g2"]["__model_store_started"] = {"skipped": True}
@@ -196,4 +194,3 @@ def test_models_that_fit_one_by_one_but_not_together_are_refused() -> None:
     assert "together need 6.0 GiB" in precheck({"g1": inspected(*two)}, ["g1"])["faults"][0]
     assert precheck({"g1": inspected(*two)}, ["g1"], force=True)["faults"] == []
     assert precheck({"g1": inspected(*two[:1])}, ["g1"])["faults"] == []
-    assert verdicts(*two) == ["refused: no space for all its models"] * 2
