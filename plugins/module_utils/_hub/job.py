@@ -180,6 +180,8 @@ def request_of(spec: dict[str, Any], manifest: Manifest) -> Request:
         allow_shared_fs=bool(spec.get("allow_shared_fs")),
         allow_volatile_fs=bool(spec.get("allow_volatile_fs")),
         force=bool(spec.get("force_prechecks")),
+        owner=spec.get("owner"),
+        group=spec.get("group"),
         offline=bool(spec.get("offline")),
     )
 
@@ -248,12 +250,12 @@ class _Watched:
         self._status.note(source=self.host)
         return response
 
-    def is_own(self, url: str | None) -> bool:
-        return self._origin.is_own(url)
     def blame(self, file: ModelFile) -> None:
         if isinstance(self._origin, Accountable):
             self._origin.blame(file)
 
+    def is_own(self, url: str | None) -> bool:
+        return self._origin.is_own(url)
 
     def describe_route(self) -> str:
         return self._origin.describe_route()
@@ -310,10 +312,10 @@ class Job:
             },
         )
         self.relay: Relay | None = None
-        self.idle_s = float(spec.get("idle_s") or IDLE_S)
-
         self.doubted: set[str] = set()
         """Files that are served here and that a neighbour found to be something else."""
+        self.idle_s = float(spec.get("idle_s") or IDLE_S)
+
     def run(self) -> None:
         """Everything; the result is written however it ends."""
         self.status.update("starting")
@@ -398,8 +400,6 @@ class Job:
         idle = False
         while not idle and not self.folder.stop.exists():
             time.sleep(POLL_S)
-
-    def _keep(self, over: threading.Event) -> None:
             self._forget_doubted()
             idle = min(time.monotonic() - began, self.relay.idle_s()) >= self.idle_s
 
@@ -418,6 +418,8 @@ class Job:
                 store.save_ledger(ledger)
         except (OSError, StoreError) as error:
             print(f"what neighbours found wrong could not be noted ({error}): {', '.join(sorted(doubted))}")
+
+    def _keep(self, over: threading.Event) -> None:
         while not over.wait(STATUS_S):
             token = take_json(self.folder.token)
             if token and self.relay:
