@@ -28,7 +28,7 @@ VERBS = {
     "accept": "check that the instances answer right, and keep the record",
     "benchmark": "measure the instances, and keep the record",
     "status": "one table of all instances",
-    "models": "bring, verify, list, export and import models, and free old ones",
+    "models": "bring, verify, list, export, import and remove models, and free old ones",
     "lab": "build the virtual lab on this machine",
 }
 

@@ -1,48 +1,76 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the playbook models shows."""
+"""What the actions list and verify of the playbook models look for and show."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import (
+    age_of,
+    aligned,
+    commit_of,
+    results_of,
+    revision_of,
+    size_of,
+    some_of,
+    trouble_of,
+)
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes, format_duration
 
-HEADS = ("HOST", "MODEL", "ID", "COMMIT", "SIZE", "STATE", "VERIFIED", "USED BY")
-SHOWN = 3
 
+def model_table(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, now_s: float | None = None) -> list[str]:
+    """Lines of one table of all revisions on all hosts, from the variable *name* with model_store_info's result.
 
-def model_table(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str) -> list[str]:
-    """Lines of one table of all revisions on all hosts, from the variable *name* with model_store_info's result."""
-    rows: list[Sequence[str]] = [HEADS]
+    *now_s* is the time that ages count from, in seconds since the epoch; by default that of the controller's clock.
+    """
+    heads = ("HOST", "MODEL", "REVISION", "COMMIT", "STATE", "SIZE", "PROVEN", "USED BY")
+    rows: list[Sequence[str]] = [heads]
+    now_s = time.time() if now_s is None else now_s
     for host in hosts:
         found = hostvars[host].get(name) or {}
-        if found.get("unreachable") or "models" not in found:
-            fault = "unreachable" if found.get("unreachable") else str(found.get("msg") or "not looked at")
-            rows.append((str(host), "-", "-", "-", "-", fault, "-", "-"))
+        if "models" not in found:
+            rows.append((str(host), "-", "-", "-", trouble_of(found), "-", "-", "-"))
             continue
-        own = [_row(str(host), model, revision) for model in found["models"] for revision in model["revisions"]]
-        rows += own or [(str(host), "-", "-", "-", "-", "empty", "-", "-")]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        own: list[Sequence[str]] = []
+        for model in found["models"]:
+            own += [_row(str(host), model, revision, now_s) for revision in model["revisions"]]
+            there = {revision["id"] for revision in model["revisions"]}
+            own += [
+                _staged_row(str(host), model, download)
+                for download in model.get("downloads", ())
+                if download["id"] not in there
+            ]
+        rows += own or [(str(host), "-", "-", "-", "empty", "-", "-", "-")]
+    return aligned(rows)
 
 
-def _row(host: str, model: Mapping[str, Any], revision: Mapping[str, Any]) -> Sequence[str]:
-    state = "current" if revision["current_of"] else "previous" if revision["previous_of"] else "old"
-    if model.get("lock") is not None:
-        state += ", locked"
+def _row(host: str, model: Mapping[str, Any], revision: Mapping[str, Any], now_s: float) -> Sequence[str]:
+    state = "current" if revision["current_of"] else "previous" if revision["previous_of"] else "complete"
     used = sorted({_user_of(place) for place in revision["used_by"]})
     return (
         host,
         str(model["repo"]),
-        str(revision["id"]),
-        str(revision["commit"] or "-")[:12],
-        "-" if revision["bytes"] is None else format_bytes(revision["bytes"]),
-        state,
-        str(revision["verified"] or "-")[:16],
+        revision_of(revision),
+        commit_of(revision),
+        state + _locked(model),
+        size_of(revision["bytes"]),
+        age_of(revision["verified"], now_s),
         ", ".join(used) or "-",
     )
+
+
+def _staged_row(host: str, model: Mapping[str, Any], download: Mapping[str, Any]) -> Sequence[str]:
+    total, received = download["bytes"], download["received"]
+    state = f"staged {int(100 * received / total)} %" if total else f"staged {format_bytes(received)}"
+    cells = (revision_of(download), commit_of(download), state + _locked(model), size_of(total))
+    return (host, str(model["repo"]), *cells, "-", "-")
+
+
+def _locked(model: Mapping[str, Any]) -> str:
+    return "" if model.get("lock") is None else ", locked by a run"
 
 
 def _user_of(place: str) -> str:
@@ -53,18 +81,18 @@ def _user_of(place: str) -> str:
     return parts[-1].rpartition(".")[0].removeprefix("vllm-")
 
 
-def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: str, repair: bool = False) -> list[str]:
-    """One line for each model that was verified on *host*: level, files, rate, result. *repair*: it would follow."""
+def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: str, repair: str = "") -> list[str]:
+    """One line for each model that was verified on *host*: level, files, rate, result. *repair*: such as "would be"."""
     lines = []
     for result in results:
         model = f"{result['item']['repo']}@{result['item']['revision']}"
         if _failed(result):
             wanted = result.get("wanted") or []
-            verdict = f"DAMAGED: {_some(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
+            verdict = f"DAMAGED: {some_of(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
             if repair and (wanted or result.get("extra")):
-                verdict += ", would be repaired"
+                verdict += f", {repair} repaired"
             if "holds" in result["item"]:
-                verdict = _other(result["item"]) + (", would be brought" if repair else "")
+                verdict = _other(result["item"]) + (f", {repair} brought" if repair else "")
             lines.append(f"{host}: {model}: {level}, {verdict}")
             continue
         verify = result["verify"]
@@ -75,6 +103,12 @@ def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: s
     return lines
 
 
+def model_verify_wrong(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str) -> list[str]:
+    """Those of *hosts* on which a model is damaged, missing, or another one than is locked. The variable *name* of each
+    host holds modelscope_snapshot's results in a loop over models."""
+    return [str(host) for host in hosts if any(_failed(result) for result in results_of(hostvars, str(host), name))]
+
+
 def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str:
     """What is wrong on *host*, and how to repair it, in one text; empty where all models are whole."""
     failed = [result for result in results if _failed(result)]
@@ -83,7 +117,7 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
     damaged = [result for result in failed if result.get("wanted") or result.get("extra")]
     texts = [
         f"{result['item']['repo']} at {result['item']['revision']}: "
-        f"{_some([*(result.get('wanted') or []), *(result.get('extra') or [])])}"
+        f"{some_of([*(result.get('wanted') or []), *(result.get('extra') or [])])}"
         for result in damaged
     ]
     moved = [result["item"] for result in failed if "holds" in result["item"]]
@@ -109,34 +143,6 @@ def _elsewhere(result: Mapping[str, Any]) -> str:
     if not previous or previous["path"] == result.get("path"):
         return ""
     return f"; its link names another revision, {previous['commit'] or previous['content_id'] or previous['path']}"
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
-
-
-def model_gc_lines(result: Mapping[str, Any], host: str, check: bool) -> list[str]:
-    """What was freed on *host*, or would be."""
-    verb = "would free" if check else "freed"
-    old, stage = result["removed"], result["stage"]
-    lines = [
-        f"{host}: {verb} {format_bytes(result['freed_bytes'])}: {len(old)} old revisions, {len(stage)} left-overs of "
-        f"downloads; {len(result['kept'])} revisions stay"
-    ]
-    lines += [f"  {item['repo']} {item['id']}: {format_bytes(item['bytes'])}" for item in old]
-    lines += [f"  {item['path']}: {format_bytes(item['bytes'])}" for item in stage]
-    lines += [f"  {item['repo']} {item['id']} stays: {item['reason']}" for item in result["kept"]]
-    return lines
-
-
-def model_import_missing(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str) -> list[str]:
-    """Models that some of *hosts* want and none of them can import, by the looks in their variable *name*."""
-    wanted: dict[str, bool] = {}
-    for host in hosts:
-        for look in (hostvars[host].get(name) or {}).get("results", []):
-            repo = str(look["item"][0]["repo"])
-            wanted[repo] = wanted.get(repo, False) or bool(look.get("stat", {}).get("exists"))
-    return [repo for repo, found in wanted.items() if not found]
 
 
 def model_places(
@@ -223,6 +229,5 @@ class FilterModule:
             "model_table": model_table,
             "model_verify_lines": model_verify_lines,
             "model_verify_failure": model_verify_failure,
-            "model_gc_lines": model_gc_lines,
-            "model_import_missing": model_import_missing,
+            "model_verify_wrong": model_verify_wrong,
         }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
@@ -17,17 +18,21 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.filter.models import (
-    model_gc_lines,
     model_places,
     model_table,
     model_verify_lines,
 )
+from ansible_collections.socle.inference.plugins.filter.models_freed import model_gc_lines
+from ansible_collections.socle.inference.plugins.filter.models_travel import model_export_lines
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.lan import default_address
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_store import WEIGHTS, contents, flip_byte, overwrite
 
 PROJECT = Path(__file__).resolve().parents[3]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Bring = Callable[..., Path]
 
 
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -41,7 +46,7 @@ def can_be_alone() -> bool:
 @pytest.fixture
 def models(tmp_path: Path, hub: HubSimulator) -> Run:
     """Runs the playbook on gpu1 and gpu2."""
-    (tmp_path / "ansible.cfg").write_text("[defaults]\n")
+    (tmp_path / "ansible.cfg").write_text("[connection]\npipelining = true\n")
 
     def run(
         action: str, *arguments: str, within: tuple[str, ...] = (), **given: Any
@@ -49,7 +54,8 @@ def models(tmp_path: Path, hub: HubSimulator) -> Run:
         hosts = {
             f"gpu{number}": {
                 "model_store_path": str(tmp_path / f"gpu{number}"),
-                "model_store_lan_address": f"127.0.0.{30 + number}",
+                # Of this machine: both hosts are on it, and their relays differ by port.
+                "model_store_lan_address": default_address() or "",
             }
             for number in (1, 2)
         }
@@ -92,121 +98,172 @@ def models(tmp_path: Path, hub: HubSimulator) -> Run:
     return run
 
 
+@pytest.fixture
+def bring(tmp_path: Path, ensure: Callable[..., dict[str, Any]]) -> Bring:
+    """Leaves hosts and inventory as the action sync does, without a run of Ansible. Returns a revision."""
+
+    def run(*hosts: str) -> Path:
+        found = [ensure(store=tmp_path / host, link="Org--Model") for host in hosts]
+        path = Path(found[0]["path"])
+        lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path.parents[1] / "manifest" / f"{path.name}.json", lock)
+        return path
+
+    return run
+
+
+def locked_commit(folder: Path) -> str:
+    lock = folder / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+    return str(json.loads(lock.read_text())["source"]["commit"])
+
+
 def good(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_models_are_brought_listed_verified_and_repaired(
-    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+def test_models_are_listed_verified_and_repaired(
+    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    good(models("sync"))
-    current = (tmp_path / "gpu1" / "Org--Model").resolve()
-    assert contents(current) == contents(folder)
-    listed = good(models("list"))
-    assert len(re.findall(rf"(?m)^gpu[12]  Org/Model  {current.name}  \S+  1\.1 MiB  current +20\d\d-", listed)) == 2
+    current = bring("gpu1", "gpu2")
     hub.reset()
+    listed = good(models("list"))
+    assert re.search(r"(?m)^HOST +MODEL +REVISION +COMMIT +STATE +SIZE +PROVEN +USED BY$", listed)
+    row = rf"(?m)^gpu[12]  Org/Model  master    {current.name}  current  1\.1 MiB  \d+ s ago  -$"
+    assert len(re.findall(row, listed)) == 2
     flip_byte(current / WEIGHTS)
+    spoilt = (current / WEIGHTS).read_bytes()
     done = models("verify")
     assert done.returncode != 0
-    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in done.stdout
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}\n" in done.stdout
     assert "repair with -e model_store_action=verify -e model_store_repair=true" in done.stdout
     assert re.search(r"gpu2: Org/Model@master: full, 6 files, \d+ MB/s, \d+s, whole", done.stdout)
+    planned = good(models("verify", "--check", model_store_repair=True))
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, would be repaired" in planned
+    assert re.search(r"gpu1 .*changed=1", planned)
+    assert re.search(r"gpu2 .*changed=0", planned)
+    assert (current / WEIGHTS).read_bytes() == spoilt
     assert hub.requests == []
-    good(models("verify", model_store_repair=True))
+    repaired = good(models("verify", model_store_repair=True))
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, to be repaired" in repaired
+    assert re.search(r"gpu1: +Org/Model@master .*repaired 1 file", repaired)
     assert contents(current) == contents(folder)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--check",)])
-def test_verify_leaves_the_link_alone_and_asks_nothing_of_the_file_system(
-    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+def test_verify_goes_by_the_lock_and_leaves_links_alone(
+    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    good(models("sync", "--limit", "gpu1"))
-    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
-    first = json.loads(lock.read_text())["source"]["commit"]
+    bring("gpu1", "gpu2")
+    first = locked_commit(tmp_path)
     overwrite(folder / "config.json", b'{"other": 1}')
-    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
-    before = (tmp_path / "gpu1/Org--Model").readlink()
-    pinned = {
-        "model_store_models": [{"repo": "Org/Model", "revision": first}],
-        "model_store_reserve_gib": 10**9,
-        "model_store_force_prechecks": False,
-    }
-    done = good(models("verify", "--limit", "gpu1", *arguments, **pinned))
-    assert re.search(rf"gpu1: Org/Model@{first}: full, 6 files.*whole; its link names another revision, ", done)
-    assert "changed=0" in done
-    assert (tmp_path / "gpu1/Org--Model").readlink() == before
-    flip_byte(tmp_path / "gpu1" / before / WEIGHTS)
-    damaged = models("verify", "--limit", "gpu1", *arguments)
-    assert damaged.returncode != 0
-    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in damaged.stdout
-
-
-def test_verify_compares_with_the_lock(models: Run, hub: HubSimulator, folder: Path, tmp_path: Path) -> None:
-    good(models("sync"))
-    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
-    first = json.loads(lock.read_text())["source"]["commit"]
-    overwrite(folder / "config.json", b'{"other": 1}')
-    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
-    second = json.loads(lock.read_text())["source"]["commit"]
+    bring("gpu1")
+    second = locked_commit(tmp_path)
     hub.reset()
     done = models("verify")
     assert done.returncode != 0
     assert re.search(r"gpu1: Org/Model@master: full, 6 files.*whole\n", done.stdout)
     assert f"gpu2: Org/Model@master: full, holds {first}, locked is {second}\n" in done.stdout
     assert "bring what is locked with -e model_store_action=sync" in done.stdout
+    before = (tmp_path / "gpu1/Org--Model").readlink()
+    pinned = {
+        "model_store_models": [{"repo": "Org/Model", "revision": first}],
+        "model_store_reserve_gib": 10**9,
+        "model_store_force_prechecks": False,
+    }
+    shown = good(models("verify", "--limit", "gpu1", **pinned))
+    assert re.search(rf"gpu1: Org/Model@{first}: full, 6 files.*whole; its link names another revision, ", shown)
+    assert "changed=0" in shown
+    assert (tmp_path / "gpu1/Org--Model").readlink() == before
+    flip_byte(tmp_path / "gpu1" / before / WEIGHTS)
+    damaged = models("verify", "--limit", "gpu1", "--check")
+    assert damaged.returncode != 0
+    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in damaged.stdout
     assert hub.requests == []
-
-
-def test_a_repair_in_check_mode_tells_what_it_would_repair(models: Run, folder: Path, tmp_path: Path) -> None:
-    good(models("sync"))
-    current = (tmp_path / "gpu1" / "Org--Model").resolve()
-    flip_byte(current / WEIGHTS)
-    spoilt = (current / WEIGHTS).read_bytes()
-    done = good(models("verify", "--check", model_store_repair=True))
-    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, would be repaired" in done
-    assert re.search(r"gpu1 .*changed=1", done)
-    assert re.search(r"gpu2 .*changed=0", done)
-    assert (current / WEIGHTS).read_bytes() == spoilt
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
 def test_old_revisions_are_shown_in_check_mode_and_then_freed(
-    models: Run, ensure: Callable[..., dict[str, Any]], folder: Path, tmp_path: Path
+    models: Run, bring: Bring, folder: Path, tmp_path: Path
 ) -> None:
+    names = []
     for number in range(3):
         overwrite(folder / "config.json", json.dumps({"number": number}).encode())
-        for host in ("gpu1", "gpu2"):
-            ensure(store=tmp_path / host, link="Org--Model")
+        names.append(bring("gpu1", "gpu2").name)
     planned = good(models("gc", "--check", within=ALONE))
-    assert re.search(
-        r"gpu1: would free 4\.0 KiB: 1 old revisions, 0 left-overs of downloads; 2 revisions stay", planned
-    )
+    assert re.search(r"(?m)^HOST +MODEL +REVISION +COMMIT +SIZE +VERDICT$", planned)
+    for host in ("gpu1", "gpu2"):
+        assert re.search(
+            rf"(?m)^{host}  Org/Model  master +{names[0]} +4\.0 KiB +would be freed: nothing needs", planned
+        )
+        kept = rf"(?m)^{host}  Org/Model  master +{names[1]} +1\.1 MiB +kept: it is a previous one of Org--Model$"
+        assert re.search(kept, planned)
+        total = f"{host}: would free 4.0 KiB: 1 revision, 0 left-overs of downloads; 2 revisions kept"
+        assert planned.count(total) == 1
     revisions = tmp_path / "gpu1/.store/modelscope/Org--Model/rev"
     assert len(list(revisions.iterdir())) == 3
-    freed = good(models("gc", within=ALONE))
-    assert "gpu2: freed 4.0 KiB" in freed
-    assert "stays: it is a previous one of Org--Model" in freed
+    assert "gpu2: freed 4.0 KiB: 1 revision" in good(models("gc", within=ALONE))
     assert len(list(revisions.iterdir())) == 2
 
 
+@pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
+def test_a_model_is_removed_unless_a_host_uses_it(models: Run, bring: Bring, tmp_path: Path) -> None:
+    current = bring("gpu1", "gpu2")
+    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+    generation = tmp_path / "state/instances/chat/generations/1"
+    generation.mkdir(parents=True)
+    (generation / "plan.json").write_text(str(current))
+    accepted = tmp_path / "state/instances/chat/accepted"
+    accepted.symlink_to("generations/1")
+    given = {"within": ALONE, "model_store_remove": "Org/Model"}
+    refused = models("remove", **given)
+    assert refused.returncode != 0
+    assert f"in use: {generation.parents[1].resolve()}/generations/1/plan.json names it" in refused.stdout
+    assert "Nothing was removed on any host" in refused.stdout
+    assert current.is_dir()
+    accepted.unlink()
+    planned = good(models("remove", "--check", **given))
+    assert re.search(rf"(?m)^gpu2  Org/Model  master +{current.name} +1\.\d MiB +would be removed$", planned)
+    assert "gpu2: Org/Model: would remove 1 revision, 1 link, 0 unfinished downloads, 1." in planned
+    assert "MiB; it is still in model_store_models, so sync brings it" in planned
+    assert re.search(r"gpu1 .*changed=1", planned)
+    assert current.is_dir()
+    removed = good(models("remove", **given))
+    assert "gpu1: Org/Model: removed 1 revision, 1 link, 0 unfinished downloads, 1." in removed
+    for host in ("gpu1", "gpu2"):
+        assert not os.path.lexists(tmp_path / host / "Org--Model")
+        assert list((tmp_path / host / ".store/modelscope/Org--Model/rev").iterdir()) == []
+    assert lock.is_file(), "what the revision is, stays known"
+
+
 def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
-    models: Run,
-    ensure: Callable[..., dict[str, Any]],
-    hub: HubSimulator,
-    folder: Path,
-    tmp_path: Path,
+    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    ensure(store=tmp_path / "gpu1", link="Org--Model")
+    bring("gpu1")
     disk = tmp_path / "disk"
-    good(models("export", "--limit", "gpu1", model_store_export_path=str(disk)))
+    export = {"model_store_export_path": str(disk)}
+    exported = good(models("export", "--limit", "gpu1", **export))
+    assert f"gpu1: Org/Model@master: exported 6 files, 1.1 MiB at {disk}/Org--Model: 1.1 MiB written" in exported
+    again = good(models("export", "--limit", "gpu1", **export))
+    assert "gpu1: Org/Model@master: was there already, nothing written: 6 files, 1.1 MiB" in again
     subprocess.run(["tar", "-cf", disk / "Org--Model.tar", "-C", disk, "Org--Model"], check=True)
     shutil.rmtree(disk / "Org--Model")
     shutil.rmtree(tmp_path / "gpu1")
+    shutil.rmtree(tmp_path / "inventory")
     hub.reset()
     near = {"gpu1": str(disk), "gpu2": str(tmp_path / "no disk")}
-    path = "{{ " + str(near) + "[inventory_hostname] }}"
-    good(models("import", model_store_import_path=path, model_store_endpoint="http://127.0.0.1:1"))
+    given = {
+        "model_store_import_path": "{{ " + str(near) + "[inventory_hostname] }}",
+        "model_store_endpoint": "http://127.0.0.1:1",
+    }
+    planned = good(models("import", "--check", **given))
+    row = r"(?m)^{}  Org/Model  master +[0-9a-f]{{12}}  {}  +1\.1 MiB  1\.1 MiB  \S+ \wiB +would be imported$"
+    assert re.search(row.format("gpu1", f"{disk}/Org--Model.tar"), planned)
+    assert re.search(row.format("gpu2", "host gpu1"), planned)
+    assert not (tmp_path / "gpu1").exists()
+    done = good(models("import", **given))
+    assert "gpu1: Org/Model@master: imported 6 files: 1.1 MiB read, now current" in done
+    assert re.search(r"gpu2: +Org/Model@master .*1\.1 MiB from neighbours", done)
     assert hub.requests == []
     for name in ("gpu1", "gpu2"):
         assert contents(tmp_path / name / "Org--Model") == contents(folder)
@@ -214,9 +271,9 @@ def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
 
 
 def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_is_accepted(
-    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    good(models("sync", "--limit", "gpu1"))
+    bring("gpu1")
     place = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
     before, locked = (tmp_path / "gpu1/Org--Model").readlink(), place.read_bytes()
     shutil.copytree(folder, tmp_path / "disk/Org--Model")
@@ -227,11 +284,12 @@ def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_i
     assert refused.returncode != 0
     assert "Org/Model at master has moved" in refused.stdout
     assert "model_store_moved=accept" in refused.stdout
+    assert "Nothing was imported on any host" in refused.stdout
     assert (tmp_path / "gpu1/Org--Model").readlink() == before
     assert not (tmp_path / "gpu1/.store/directory").exists()
     assert not (tmp_path / "gpu2").exists()
-    assert place.read_bytes() == locked
-    good(models("import", "--check", model_store_moved="accept", **given))
+    planned = good(models("import", "--check", model_store_moved="accept", **given))
+    assert planned.count("would be imported") == 2
     assert place.read_bytes() == locked
     # A plain folder takes the place of what came from a hub, and the hub's that of the folder.
     good(models("import", model_store_moved="accept", **given))
@@ -240,22 +298,18 @@ def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_i
     for name in ("gpu1", "gpu2"):
         assert contents(tmp_path / name / "Org--Model") == contents(tmp_path / "disk/Org--Model")
     assert hub.requests == []
-    verified = good(models("verify", **given))
-    assert re.search(r"gpu2: Org/Model@master: full, 6 files.*whole", verified)
-    good(models("export", "--limit", "gpu1", model_store_export_path=str(tmp_path / "out"), **given))
-    assert (tmp_path / "out/Org--Model/manifest.json").is_file()
-    good(models("sync", model_store_moved="accept"))
-    assert contents(tmp_path / "gpu2/Org--Model") == contents(folder)
+    verified = good(models("verify", "--limit", "gpu1", **given))
+    assert re.search(r"gpu1: Org/Model@master: full, 6 files.*whole", verified)
+    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
+    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
 
 
 def test_another_source_takes_the_place_of_the_first_one(
-    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    good(models("sync", "--limit", "gpu1"))
+    bring("gpu1")
     other = {"model_store_source": "huggingface"}
     hub.reset()
-    verified = good(models("verify", "--limit", "gpu1", **other))
-    assert re.search(r"gpu1: Org/Model@[0-9a-f]{40}: full, 6 files.*whole", verified)
     good(models("export", "--limit", "gpu1", model_store_export_path=str(tmp_path / "out"), **other))
     assert (tmp_path / "out/Org--Model/manifest.json").is_file()
     assert hub.requests == []
@@ -264,20 +318,41 @@ def test_another_source_takes_the_place_of_the_first_one(
     assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
 
 
-def test_an_import_that_no_host_can_begin_is_refused(models: Run, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    done = models("import", model_store_import_path=str(tmp_path / "disk"))
+def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
+    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = models("import", model_store_import_path=str(disk))
     assert done.returncode != 0
-    assert f"No host of this play has Org/Model in {tmp_path / 'disk'}" in done.stdout
+    assert f"No host of this play has Org/Model in {disk}" in done.stdout
+    manifest = make_hub(endpoint=hub.url, proxy="").resolve("Org/Model", "master")
+    shutil.copytree(folder, disk / "Org--Model/volume-001/files")
+    (disk / "Org--Model/manifest.json").write_text(manifest.dumps())
+    (disk / "Org--Model/volume-001/files" / WEIGHTS).unlink()
+    given = {"model_store_import_path": str(disk), "model_store_endpoint": "http://127.0.0.1:1"}
+    refused = models("import", "--check", **given)
+    assert refused.returncode != 0
+    assert re.search(rf"(?m)^gpu1  Org/Model  master +- +{disk}/Org--Model +- +- +- +refused$", refused.stdout)
+    assert re.search(
+        rf"gpu2: Org/Model@master: {WEIGHTS} with \d+ bytes is not in .* is every volume there", refused.stdout
+    )
+    shutil.copy(folder / WEIGHTS, disk / "Org--Model/volume-001/files")
+    full = {"model_store_reserve_gib": 10**6, "model_store_force_prechecks": False}
+    tight = models("import", "--check", **given, **full)
+    assert tight.returncode != 0
+    assert re.search(r"gpu1: Org/Model@master: .* GiB free, but 0\.00 GiB are to be downloaded", tight.stdout)
     assert not (tmp_path / "gpu1").exists()
+    assert not (tmp_path / "inventory/.socle").exists()
 
 
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("destroy", "model_store_action is destroy, but must be sync, verify, list, gc, export or import"),
+        ("destroy", "model_store_action is destroy, but must be sync, verify, list, gc, remove, export or import"),
         ("export", "model_store_export_path must be the absolute path"),
         ("import", "model_store_import_path must be the absolute path"),
+        ("remove", "model_store_remove must name the model"),
     ],
 )
 def test_what_is_not_said_is_asked_for(models: Run, action: str, message: str) -> None:
@@ -290,6 +365,8 @@ def test_a_table_has_a_row_for_every_revision_and_for_hosts_in_trouble() -> None
     revision = {
         "id": "0123456789ab",
         "commit": "0123456789abcdef",
+        "requested": "master",
+        "names": ["master", "v2"],
         "bytes": 52_000_000_000,
         "current_of": ["Model"],
         "previous_of": [],
@@ -300,19 +377,24 @@ def test_a_table_has_a_row_for_every_revision_and_for_hosts_in_trouble() -> None
         ],
     }
     old = {**revision, "id": "ba9876543210", "commit": None, "current_of": [], "verified": None, "used_by": []}
+    pinned = {**old, "commit": "f" * 40, "requested": "f" * 40, "names": [], "previous_of": ["Model"]}
+    download = {"id": "c0ffee", "requested": "v3", "commit": "c0ffee", "bytes": 1000, "received": 428}
+    model = {"repo": "Org/Model", "lock": None, "revisions": [revision, old, pinned], "downloads": [download]}
     found = {
-        "gpu1": {"found": {"models": [{"repo": "Org/Model", "lock": None, "revisions": [revision, old]}]}},
+        "gpu1": {"found": {"models": [model]}},
         "gpu2": {"found": {"unreachable": True}},
         "gpu3": {"found": {"models": []}},
         "gpu4": {"found": {"msg": "no", "failed": True}},
     }
-    lines = model_table(found, found, "found")
-    assert [line.split() for line in lines[1:]] == [
-        ["gpu1", "Org/Model", "0123456789ab", "0123456789ab", "48.4", "GiB", "current", "2026-11-30T09:28", "chat"],
-        ["gpu1", "Org/Model", "ba9876543210", "-", "48.4", "GiB", "old", "-", "-"],
-        ["gpu2", "-", "-", "-", "-", "unreachable", "-", "-"],
-        ["gpu3", "-", "-", "-", "-", "empty", "-", "-"],
-        ["gpu4", "-", "-", "-", "-", "no", "-", "-"],
+    lines = model_table(found, found, "found", calendar.timegm((2026, 12, 2, 10, 0, 0)))
+    assert [re.split(r" {2,}", line) for line in lines[1:]] == [
+        ["gpu1", "Org/Model", "master, v2", "0123456789ab", "current", "48.4 GiB", "2 d ago", "chat"],
+        ["gpu1", "Org/Model", "master, v2", "content ba9876543210", "complete", "48.4 GiB", "never", "-"],
+        ["gpu1", "Org/Model", "by commit", "f" * 12, "previous", "48.4 GiB", "never", "-"],
+        ["gpu1", "Org/Model", "v3", "c0ffee", "staged 42 %", "1000 B", "-", "-"],
+        ["gpu2", "-", "-", "-", "unreachable", "-", "-", "-"],
+        ["gpu3", "-", "-", "-", "empty", "-", "-", "-"],
+        ["gpu4", "-", "-", "-", "no", "-", "-", "-"],
     ]
 
 
@@ -365,7 +447,26 @@ def test_a_locked_model_is_found_by_its_content() -> None:
     assert find() == {}, "it was never brought"
 
 
-def test_what_stays_is_explained() -> None:
-    kept = [{"repo": "Org/Model", "id": "0123456789ab", "reason": "process 7 (vllm) has it open"}]
-    lines = model_gc_lines({"removed": [], "stage": [], "kept": kept, "freed_bytes": 0}, "gpu1", False)
-    assert lines[-1] == "  Org/Model 0123456789ab stays: process 7 (vllm) has it open"
+def test_what_stays_is_explained_and_a_host_in_trouble_has_a_line() -> None:
+    item = {"repo": "Org/Model", "id": "0123456789ab", "commit": None, "requested": "v1", "names": [], "size": 2048}
+    kept = [{**item, "reason": "process 7 (vllm) has it open"}]
+    stage = [{"repo": "Org/Model", "path": "/s/stage/1-abc", "bytes": 1024}]
+    result = {"removed": [], "stage": stage, "kept": kept, "freed_bytes": 1024, "busy": ["Org/Other"]}
+    found = {"gpu1": {"freed": result}, "gpu2": {"freed": {"failed": True, "msg": "run as root"}}}
+    lines = model_gc_lines(found, found, "freed", False)
+    assert [re.split(r" {2,}", line) for line in lines[1:4]] == [
+        ["gpu1", "Org/Model", "unfinished download", "-", "1.0 KiB", "freed: nobody went on with it"],
+        ["gpu1", "Org/Model", "v1", "content 0123456789ab", "2.0 KiB", "kept: process 7 (vllm) has it open"],
+        ["gpu1", "Org/Other", "-", "-", "-", "kept: another run works on the model"],
+    ]
+    assert lines[4:] == [
+        "gpu1: freed 1.0 KiB: 0 revisions, 1 left-over of downloads; 1 revision kept",
+        "gpu2: freed nothing: run as root",
+    ]
+
+
+def test_an_export_in_check_mode_says_what_it_would_write() -> None:
+    result = {"repo": "Org/Model", "requested": "master", "changed": True, "path": "/mnt/usb/Org--Model", "files": 6}
+    result |= {"volumes": ["volume-001", "volume-002"], "bytes": {"total": 2048, "copied": 0, "kept": 0}}
+    (line,) = model_export_lines([result, {"skipped": True}], "gpu1", True)
+    assert line == "gpu1: Org/Model@master: would export 6 files, 2 volumes, 2.0 KiB at /mnt/usb/Org--Model"
