@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How long a model takes to several hosts, against the physical limit and against each host asking the hub itself.
 
-Usage: python benchmarks/model_fanout.py [--wan-mbit 50] [--lan-mbit 500] [--megabytes 200] [--lan-megabytes 1000].
+Usage: python benchmarks/model_fanout.py [--wan-mbit 50] [--lan-mbit 500] [--megabytes 200] [--lan-megabytes 1000]
+[--victim gpu1 [--kill-at 0.5]].
 Needs root: a hub and the hosts are network namespaces on one bridge, with every link shaped at both ends. The limit is
 the size of the model over the rate of the bottleneck. Targets: at most 1.1 times the limit where the WAN is the
 bottleneck, 1.2 times where the LAN is, 1.3 times when any host is killed at a random point, and exactly one copy over
@@ -51,6 +52,8 @@ def main() -> None:
     parser.add_argument("--lan-megabytes", type=int, default=1000, help="size where the LAN is the bottleneck")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--victim", help="measure nothing but what it costs when this host is killed")
+    parser.add_argument("--kill-at", type=float, default=0.5, help="with --victim: when, as a share of the limit")
     asked = parser.parse_args()
     reason = model_netns.missing()
     if reason:
@@ -66,6 +69,10 @@ def main() -> None:
     ):
         size, more = asked.megabytes * 1_000_000, asked.lan_megabytes * 1_000_000
         model_netns.make_model(Path(folder, "hub/Org/Model"), size, 1)
+        if asked.victim:
+            bed.serve(Path(folder, "hub"))
+            outcome = bed.bring(bed.hosts("Org/Model"), size / wan, victim=asked.victim, kill_at=asked.kill_at)
+            sys.exit(not show(f"WAN-bound, {asked.victim} killed at {asked.kill_at:.0%}", outcome, KILL_TARGET))
         model_netns.make_model(Path(folder, "hub/Org/Small"), size // STAR_SHARE, 2)
         model_netns.make_model(Path(folder, "hub/Org/Large"), more, 3)
         bed.serve(Path(folder, "hub"))

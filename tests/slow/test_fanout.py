@@ -20,6 +20,8 @@ SEED = int(os.environ.get("SOCLE_FANOUT_SEED") or random.randrange(1_000_000))
 MBIT = 1_000_000 / 8
 WAN, LAN = 50 * MBIT, 200 * MBIT
 SIZE = 200_000_000
+SHORT = 100_000_000
+"""Of which seconds of waiting are a large part."""
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"cannot make the network: {REASON}")
 
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"cannot make the net
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[model_netns.Bed]:
     folder = tmp_path_factory.mktemp("fanout")
     model_netns.make_model(folder / "hub/Org/Model", SIZE, 1)
+    model_netns.make_model(folder / "hub/Org/Short", SHORT, 2)
     with model_netns.Bed(folder, 4, WAN, LAN) as bed:
         bed.serve(folder / "hub")
         yield bed
@@ -57,3 +60,11 @@ def test_whoever_is_killed_the_others_go_on(bed: model_netns.Bed, victim: str) -
     outcome = bed.bring(bed.hosts("Org/Model"), SIZE / WAN, victim=victim, kill_at=moment)
     assert outcome.ratio <= 1.3
     assert len(outcome.seconds) == 3
+
+
+def test_one_host_takes_a_short_download_over_in_time(bed: model_netns.Bed) -> None:
+    bed.set_rates(WAN, LAN)
+    outcome = bed.bring(bed.hosts("Org/Short"), SHORT / WAN, victim="gpu1", kill_at=0.5)
+    assert outcome.ratio <= 1.3
+    # What the killed host had received and not handed on, and what was under way to it.
+    assert outcome.sent < 1.1
