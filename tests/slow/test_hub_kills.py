@@ -18,8 +18,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from ansible_collections.socle.inference.plugins.module_utils._hub.journal import held_spans
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
-from ansible_collections.socle.inference.plugins.module_utils._hub.parts import held_spans
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import part_of
 
 from tests.simulators.hub.server import HubSimulator

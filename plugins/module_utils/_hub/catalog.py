@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.journal import read_journal
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import SNAPSHOT, Ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_mentions
-from ansible_collections.socle.inference.plugins.module_utils._hub.parts import read_journal
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"

@@ -34,6 +34,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import hash_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.journal import forget_journal, held_spans, move_part
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger, load_ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
@@ -49,7 +50,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.owner import 
     own_identity,
     parse_owner,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.parts import forget_journal, held_spans, move_part
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STALE_STAGE_S = 7 * 86400

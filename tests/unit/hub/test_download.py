@@ -20,6 +20,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import parts
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import Cancelled, HashMismatch
+from ansible_collections.socle.inference.plugins.module_utils._hub.journal import journal_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet
 
@@ -245,7 +246,7 @@ def test_without_its_journal_a_part_is_hashed_and_not_blamed_on_the_hub(bench: B
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "size": 1e999}', "\x00" * 100])
 def test_a_damaged_journal_costs_nothing_but_the_check(bench: Bench, data: bytes, text: str) -> None:
     interrupt(bench, 2 * MIB)
-    parts.journal_of(bench.place).write_text(text)
+    journal_of(bench.place).write_text(text)
     assert bench.fetch() == data
     assert bench.ranges() == [f"bytes={2 * MIB}-"]
 

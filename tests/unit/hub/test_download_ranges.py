@@ -21,15 +21,15 @@ from ansible_collections.socle.inference.plugins.module_utils._hub import parts
 from ansible_collections.socle.inference.plugins.module_utils._hub.aside import Aside
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Growing, Shelf
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
-from ansible_collections.socle.inference.plugins.module_utils._hub.parts import (
-    Part,
+from ansible_collections.socle.inference.plugins.module_utils._hub.journal import (
     add_span,
     gaps,
     held_spans,
     journal_of,
     move_part,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.parts import Part
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 from tests.simulators.hub.server import HubSimulator
