@@ -144,7 +144,8 @@ def _received(result: Mapping[str, Any]) -> list[str]:
         return []
     rate = f" at {format_bytes(result['mb_s'] * 1e6)}/s" if result.get("mb_s") else ""
     again = f", {format_bytes(sizes['reused_part'])} were here from before" if sizes.get("reused_part") else ""
-    return [f"fetched {' and '.join(parts)} in {format_duration(result['seconds'])}{rate}{again}"]
+    spent = format_duration(result["seconds"]) if result["seconds"] >= 1 else "under 1s"
+    return [f"fetched {' and '.join(parts)} in {spent}{rate}{again}"]
 
 
 def _local(result: Mapping[str, Any]) -> list[str]:

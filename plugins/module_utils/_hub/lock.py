@@ -174,7 +174,12 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo, held:
             return _result(request, locked, warning=f"{error}; the lock {request.location} is used: {_named(locked)}")
         kept = _held(request, held) if isinstance(error, HubUnreachable) else None
         if kept:
-            return _lock(request, kept, memo, warning=f"{error}; {request.host or 'a host'} holds {_named(kept)}")
+            return _lock(
+                request,
+                kept,
+                memo,
+                warning=f"{error}; {request.host or 'a host'} holds {_named(kept)}, which is locked",
+            )
         raise _with_ways_out(error, request, locked) from error
     return _lock(request, found, memo) if locked is None else _compare(request, locked, found, memo)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ansible_collections.socle.inference.plugins.modules import model_lock, mode
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_site import PROJECT, Site, size
+from tests.support.playbook import play
 
 ROLE = PROJECT / "roles/model_store"
 
@@ -49,9 +51,16 @@ def test_three_hosts_cost_one_copy_over_the_wan_and_a_rerun_nothing(
     assert result["path"] == str((tmp_path / "gpu3/Org--Model").resolve())
     assert result["content_id"].startswith("sha256:")
     assert (tmp_path / "inventory/.socle/locks/modelscope").is_dir()
+    assert re.search(r"^gpu1:  Org/Model@master  fetched .* from the hub in .*; activated \w{12}$", done.stdout, re.M)
+    assert re.search(r"^gpu3:  Org/Model@master  fetched .* from neighbours in .*", done.stdout, re.M)
     hub.reset()
     done = site.run(count=3)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^(gpu\d):  Org/Model@master  nothing to do: proven \d+ \w+ ago$", done.stdout, re.M) == [
+        "gpu1",
+        "gpu2",
+        "gpu3",
+    ]
     assert site.wan_bytes() == 0
     assert re.findall(r"changed=(\d+)", done.stdout) == ["0", "0", "0"]
     tasks = re.findall(r"^TASK \[socle.inference.model_store : (.*?)\]", done.stdout, re.MULTILINE)
@@ -73,6 +82,43 @@ def test_a_check_run_reports_what_is_missing_and_writes_nothing(site: Site, hub:
     assert [row[0] for row in rows] == ["gpu1", "gpu2"]
     assert rows[0][1] == "Org/Model@master" and "fetch" in rows[0] and "MiB" in rows[0] and "6:" in rows[0]
     assert re.search(r"gpu1 .*changed=[1-9]", done.stdout)
+
+
+def test_going_back_to_a_commit_that_the_hosts_hold_needs_neither_hub_nor_lock(
+    site: Site, folder: Path, tmp_path: Path
+) -> None:
+    locks = tmp_path / "inventory/.socle/locks/modelscope"
+    for content in ("{}", "[]"):
+        (folder / "config.json").write_text(content)
+        done = site.run("-e", "model_store_moved=accept", count=2)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (kept,) = (place for place in locks.iterdir() if "@master" not in place.name)
+    commit = json.loads(kept.read_text())["source"]["commit"]
+    kept.unlink()
+    given = {"model_store_models": [{"repo": "Org/Model", "revision": commit}]}
+    done = site.run("--check", count=2, model_store_offline=True, **given)
+    switch = "switch (all files are here, only the link changes)"
+    rows = [line for line in done.stdout.splitlines() if line.startswith("  gpu")]
+    assert len(rows) == 2 and all(switch in row for row in rows), done.stdout + done.stderr
+    done = site.run(count=2, model_store_endpoint="http://127.0.0.1:1", **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for host in ("gpu1", "gpu2"):
+        assert (tmp_path / host / "Org--Model/config.json").read_text() == "{}"
+        assert re.search(rf"^{host}:  Org/Model@\w+  switched from \w+ to {commit[:12]}$", done.stdout, re.M)
+
+
+def test_the_playbook_says_where_no_models_are_named(tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory"
+    inventory.mkdir()
+    hosts = {"gpu1": {"model_store_models": []}, "gpu2": {"model_store_models": None}, "gpu3": {}}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": common}}))
+    (tmp_path / "ansible.cfg").write_text("[defaults]\n")
+    done, _tasks = play(tmp_path, str(PROJECT / "playbooks/models.yml"), "-i", str(inventory))
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = done.stdout.partition("\n{")[0]
+    assert shown.count("no models are named") == 1
+    assert "gpu1, gpu2, gpu3: no models are named, so nothing was done there. Name them in model_store_models" in shown
 
 
 def test_nothing_begins_anywhere_while_one_host_has_no_room(site: Site, hub: HubSimulator, tmp_path: Path) -> None:
