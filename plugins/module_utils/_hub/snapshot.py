@@ -1,14 +1,13 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring a revision of a model into the store and prove it, from request to result. Private to socle.inference."""
+"""The order in which a revision of a model comes into the store, from request to result. Private to socle.inference."""
 
 from __future__ import annotations
 
 import contextlib
 import posixpath
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,38 +17,25 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     Candidates,
     adopt_files,
     find_candidates,
-    likely_files,
-    linkable_bytes,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import is_full_due
 from ansible_collections.socle.inference.plugins.module_utils._hub.answer import Done, Outcome, build_answer
-from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.batch import Batch
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
-    Cancelled,
-    HashMismatch,
     Meter,
-    fetch_file,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.gc import reclaimable_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import identity
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
-from ansible_collections.socle.inference.plugins.module_utils._hub.names import LINK, REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.ownership import Ownership, find_ownership
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
-    GIB,
-    Allowed,
-    Fault,
-    StoreFacts,
-    existing,
-    judge,
-    needed_bytes,
-    newest_time,
     read_facts,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.request import Request, check_request
+from ansible_collections.socle.inference.plugins.module_utils._hub.room import Facts, Load, Room, load_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     Inspection,
     RepoStore,
@@ -63,43 +49,10 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.structure imp
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
+__all__ = ["Request", "ensure_snapshot"]
+
 SHOWN_FILES = 100
 DIRECTORY = "directory"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is wanted."""
-
-    repo: str
-    revision: str
-    store: Path
-    link: str | None = None
-    full: bool = False
-    structure: bool = False
-    """Also look into the files of a snapshot that is in place already."""
-    verify_max_age_s: float | None = None
-    """Hash everything where that was last done longer ago, or never."""
-    reserve_bytes: int | None = None
-    lock_timeout_s: float = 600.0
-    content_id: str | None = None
-    manifest: Manifest | None = None
-    """What the revision is known to be: then no hub is asked for it."""
-    adopt_from: tuple[Path, ...] = ()
-    allow_shared_fs: bool = False
-    allow_volatile_fs: bool = False
-    force: bool = False
-    offline: bool = False
-    check: bool = False
-    owner: str | None = None
-    """User that the files are to belong to, by name or number; None leaves them with whoever runs this."""
-    group: str | None = None
-    probe: bool = False
-    """In check mode: try writing into the store nevertheless."""
-    activate: bool = True
-    """Else nothing is published and no link moved: with *offline*, only what is in place is looked at."""
-    look_only: bool = False
-    """In check mode: hash nothing; the plan counts what is left to be proven."""
 
 
 @dataclass
@@ -109,7 +62,6 @@ class _Found:
 
 
 Origins = Callable[[Manifest], Sequence[Origin]]
-Facts = Callable[[Path, "tuple[Path, ...]", float, bool], StoreFacts]
 
 
 class _Run:
@@ -130,7 +82,6 @@ class _Run:
         self.origins = origins or (lambda manifest: [hub.origin(manifest)])
         self.shelf = shelf
         self.progress = progress
-        self.facts = facts
         self.started = time.monotonic()
         self.verify_s = 0.0
         self.warnings: list[str] = []
@@ -139,7 +90,7 @@ class _Run:
         self.ownership = find_ownership(request.owner, request.group) if request.activate else Ownership()
         self.link = request.link or posixpath.basename(request.repo)
         self.ledger = self.store.read_ledger()
-        self.looked: dict[str, Any] = {}
+        self.room = Room(request, self.store, facts)
 
     def ensure(self) -> dict[str, Any]:
         previous = self.store.read_link(self.link)
@@ -161,10 +112,12 @@ class _Run:
         if self.request.check:
             return self._result(found, previous, changed=True)
         candidates = self._candidates(inspection)
-        faults = self._precheck(found, self._planned(found, candidates), probe=True, spare=True)
+        faults = self.room.faults(manifest.id, self._load(found, candidates), probe=True, spare=True)
         if faults:
             raise StoreError(
-                "; ".join(fault.message for fault in faults), faults=[fault.id for fault in faults], store=self.looked
+                "; ".join(fault.message for fault in faults),
+                faults=[fault.id for fault in faults],
+                store=self.room.looked,
             )
         try:
             self.store.prepare()
@@ -316,48 +269,13 @@ class _Run:
         self.progress.update("looking for files to adopt")
         return find_candidates(self.request.adopt_from, inspection.wanted, self.request.store, self.warnings)
 
-    def _planned(self, found: _Found, candidates: Candidates) -> dict[str, Any]:
-        """Bytes by where they would come from, and by what they need; what is only likely is not hashed yet."""
-        linkable = self.store.reusable(found.inspection.wanted, self.ledger, found.manifest.id)
+    def _load(self, found: _Found, candidates: Candidates) -> Load:
+        wanted = found.inspection.wanted
+        linkable = self.store.reusable(wanted, self.ledger, found.manifest.id)
         # Only a plan has to know now what of it is rotten; a run looks when it links.
         if self.request.check and not self.request.look_only and self._is_full(found.manifest):
             linkable = self._sound(linkable, found.manifest, found.inspection)
-        missing = [file for file in found.inspection.wanted if file.path not in linkable]
-        adoptable = likely_files(missing, candidates)
-        fetched = [file for file in missing if file not in adoptable]
-        staged, room = self.store.staged_bytes(fetched)
-        return {
-            "reusable": sum(file.size for file in found.inspection.wanted if file.path in linkable),
-            "fetched": fetched,
-            "missing": sum(file.size for file in missing),
-            "files": len(missing),
-            "staged": staged,
-            "room": room,
-            "adoptable": sum(file.size for file in adoptable),
-            "linked": linkable_bytes(adoptable, candidates, existing(self.request.store)),
-        }
-
-    def _spare(self, found: _Found, planned: Mapping[str, Any]) -> int:
-        """Bytes that interrupted downloads of other revisions take, which go where space is short."""
-        leftovers = self.store.leftovers(found.manifest.id)
-        others = sum(tree_bytes(job) for job in self.store.jobs() if job not in leftovers)
-        return max(0, others - int(planned["room"]))
-
-    def _precheck(self, found: _Found, planned: Mapping[str, Any], probe: bool, spare: bool = False) -> list[Fault]:
-        request, store = self.request, self.store
-        places = (store.stage, store.base / "rev")
-        newest = newest_time((store.base / "ledger.json", *places))
-        facts = self.facts(request.store, places, newest, probe)
-        self.looked = facts.as_dict()
-        allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
-        need = needed_bytes(planned["missing"], planned["room"], planned["linked"])
-        faults = judge(facts, need, planned["files"], allowed)
-        if spare and any(fault.id == "space" for fault in faults):
-            roomy = replace(facts, free=facts.free + self._spare(found, planned))
-            faults = judge(roomy, need, planned["files"], allowed)
-        if any(fault.id == "space" for fault in faults):
-            faults = judge(facts, need, planned["files"], allowed, reclaimable_bytes(request.store))
-        return faults
+        return load_of(wanted, linkable, candidates, self.store)
 
     # Changes
 
@@ -483,8 +401,16 @@ class _Run:
         done.reused_part = self.store.adopt(fetched, job)
         meter.total = sum(file.size for file in fetched)
         self._remove_dead(found, job)
-        self._check_space(found, fetched, job)
-        self._fetch(found.manifest, fetched, job, meter)
+        batch = Batch(
+            self.store,
+            found.manifest.id,
+            job,
+            self.origins(found.manifest),
+            self.hub.policy.connections,
+            self.shelf,
+        )
+        self.warnings += self.room.make(found.manifest.id, fetched, job, self.ledger)
+        batch.fetch(fetched, meter)
         for path, source in sources.items():
             status = self.store.link_file(source, tree / path, self.ledger)
             if status:
@@ -499,8 +425,8 @@ class _Run:
                 if self.shelf and file.path in self.shelf.files:
                     self.shelf.restart(file.path)
             meter.total += sum(file.size for file in late)
-            self._check_space(found, late, job)
-            self._fetch(found.manifest, late, job, meter)
+            self.warnings += self.room.make(found.manifest.id, late, job, self.ledger)
+            batch.fetch(late, meter)
         self._shelve(done.linked, tree)
         if fetched or late or done.adopted.linked or done.adopted.copied:
             checked.append(time.time())
@@ -521,79 +447,10 @@ class _Run:
             inspection.hashed_bytes += sum(hashed.values())
         return sound
 
-    def _check_space(self, found: _Found, files: list[ModelFile], job: Path) -> None:
-        """Again, now that it is known exactly what is to come; what was staged of other revisions makes room."""
-        _staged, room = self.store.staged_bytes(files)
-        missing = sum(file.size for file in files)
-        planned = {"missing": missing, "room": room, "linked": 0, "files": len(files)}
-        others = sorted((other for other in self.store.jobs() if other != job), key=newest_change)
-        while True:
-            faults = self._precheck(found, planned, probe=False)
-            fault = next((fault for fault in faults if fault.id in ("space", "inodes")), None)
-            if fault is None:
-                return
-            if not others:
-                raise StoreError(fault.message, faults=[fault.id], store=self.looked)
-            size = tree_bytes(others[0])
-            self.store.remove([others.pop(0)], self.ledger)
-            self.warnings.append(
-                f"space is short: {size / GIB:.2f} GiB that an interrupted download of another revision of "
-                f"{found.manifest.repo} had received were removed"
-            )
-
     def _remove_dead(self, found: _Found, job: Path) -> None:
         """What dead runs left of this revision; that of another one is of use when somebody goes back to it."""
         dead = [other for other in self.store.leftovers(found.manifest.id) if other != job]
         self.store.remove(dead + self.store.outdated(), self.ledger)
-
-    def _fetch(self, manifest: Manifest, files: list[ModelFile], job: Path, meter: Meter) -> None:
-        """Bring *files* into the tree of *job*, largest first; the first failure ends all of them."""
-        origins = self.origins(manifest)
-
-        def fetch(file: ModelFile) -> None:
-            try:
-                if meter.stop.is_set():
-                    return
-                place = job / "tree" / file.path
-                make_folder(place.parent)
-                fetch_file(origins, file, part_of(job, file), meter, self._shelf_of(file))
-                part_of(job, file).replace(place)
-                self._shelve([file.path], job / "tree")
-            except HashMismatch as error:
-                kept = self.store.reject(job, file, manifest.id)
-                raise HashMismatch(
-                    f"{error}; what arrived is kept in {kept}", kept=str(kept), **error.fields
-                ) from error
-
-        def fetch_or_end_all(file: ModelFile) -> None:
-            try:
-                fetch(file)
-            except BaseException:
-                # At once: the files before this one may take hours yet.
-                meter.stop.set()
-                raise
-
-        if self.shelf:
-            self.shelf.settle()
-        if not files:
-            return
-        meter.stop.clear()
-        ordered = sorted(files, key=lambda file: (-file.size, file.path))
-        with ThreadPoolExecutor(self.hub.policy.connections) as pool:
-            futures = [pool.submit(fetch_or_end_all, file) for file in ordered]
-            try:
-                first: BaseException | None = None
-                for future in futures:
-                    error = future.exception()
-                    if error is not None and (first is None or isinstance(first, Cancelled)):
-                        first = error
-                if first is not None:
-                    raise first
-            finally:
-                meter.stop.set()
-
-    def _shelf_of(self, file: ModelFile) -> Shelf | None:
-        return self.shelf if self.shelf and file.path in self.shelf.files else None
 
     # The answer
 
@@ -625,24 +482,26 @@ class _Run:
     def _plan(self, found: _Found) -> dict[str, Any]:
         """What a run would do, and what is in its way."""
         inspection = found.inspection
-        planned = self._planned(found, self._candidates(inspection))
-        faults = self._precheck(found, planned, probe=self.request.probe, spare=True) if inspection.wanted else []
+        load = self._load(found, self._candidates(inspection))
+        faults = self.room.faults(
+            found.manifest.id, load, probe=self.request.probe and bool(inspection.wanted), spare=True
+        )
         if not inspection.wanted:
-            self._precheck(found, planned, probe=False)
+            faults = []
         return {
-            "bytes": planned["missing"],
-            "need": needed_bytes(planned["missing"], planned["room"], planned["linked"]),
-            "reusable": planned["reusable"],
-            "staged": planned["staged"],
-            "adoptable": planned["adoptable"],
-            "free": self.looked["free"],
-            "missing": [file.path for file in planned["fetched"]][:SHOWN_FILES],
-            "missing_files": len(planned["fetched"]),
+            "bytes": load.missing,
+            "need": load.need,
+            "reusable": load.reusable,
+            "staged": load.staged,
+            "adoptable": load.adoptable,
+            "free": self.room.looked["free"],
+            "missing": [file.path for file in load.fetched][:SHOWN_FILES],
+            "missing_files": len(load.fetched),
             "wanted_files": len(inspection.wanted),
             "foreign_files": len(inspection.extra),
             "unproven_files": len(inspection.unproven),
             "faults": [{"id": fault.id, "message": fault.message} for fault in faults],
-            "store": self.looked,
+            "store": self.room.looked,
         }
 
 
@@ -670,16 +529,7 @@ def ensure_snapshot(
     *origins*: where the files of a manifest come from, in order of preference; by default the hub alone. *shelf* learns
     of every file that can be served on; whoever made it closes it.
     """
-    if not REPO.fullmatch(request.repo):
-        raise HubError(f"repo must be {REPO_RULE}, found {request.repo[:120]!r}")
-    if not REVISION.fullmatch(request.revision):
-        raise HubError(f"revision must be a branch, a tag or a commit, found {request.revision[:120]!r}")
-    if request.link is not None and not LINK.fullmatch(request.link):
-        raise StoreError(f"link must be a plain name within the store, found {request.link[:120]!r}")
-    if not request.store.is_absolute():
-        raise StoreError(f"store must be an absolute path, found {str(request.store)!r}")
-    if request.manifest and request.manifest.repo != request.repo:
-        raise HubError(f"the manifest describes {request.manifest.repo}, but {request.repo} is wanted")
+    check_request(request)
     try:
         return _Run(request, hub, progress, origins, shelf, facts).ensure()
     except OSError as error:
