@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,29 @@ def test_a_folder_of_somebody_else_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     for probe in (False, True):
         assert str(tmp_path) in str(read_facts(tmp_path, (tmp_path,), 0.0, probe).write_fault)
+
+
+def test_a_plan_counts_as_missing_only_what_is_fetched(ensure: Callable[..., dict[str, Any]], folder: Path) -> None:
+    total = ensure()["bytes"]["total"]
+    old = (folder / "config.json").stat().st_size
+    (folder / "config.json").write_text("{}")
+    plan = ensure(check=True)["plan"]
+    assert (plan["missing"], plan["missing_files"], plan["bytes"]) == (["config.json"], 1, 2)
+    assert (plan["reusable"], plan["wanted_files"], plan["foreign_files"]) == (total - old, 6, 0)
+    ensure()
+    plan = ensure(check=True, full=True)["plan"]
+    assert (plan["missing_files"], plan["wanted_files"], plan["reusable"]) == (0, 0, 0)
+
+
+def test_a_check_warns_of_folders_to_adopt_from_as_a_run_does(
+    ensure: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (warning,) = ensure(check=True, adopt_from=(tmp_path / "none",))["warnings"]
+    assert warning == f"{tmp_path / 'none'}, which adopt_from names, is no folder on this host"
+
+
+def test_messages_name_options_so_that_they_can_be_told_from_words() -> None:
+    full = judge(replace(GOOD, free=0), GIB, 1, Allowed())[0].message
+    late = judge(replace(GOOD, clock_s=0.0), 0, 0, Allowed())[0].message
+    assert "lower reserve_gib or set the option force" in full
+    assert "pass over this with the option force" in late
