@@ -16,7 +16,9 @@ from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import
 )
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
-OFFERED, COMPARED, LOOKED = "socle_offered", "socle_compared", "socle_looked"
+OFFERED = "socle_offered"
+COMPARED = "socle_compared"
+LOOKED = "socle_looked"
 """What the tasks of the playbook register."""
 
 

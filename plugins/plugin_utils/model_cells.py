@@ -12,7 +12,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
 SHOWN = 3
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
+UNITS_S = {"d": 86400.0, "h": 3600.0, "min": 60.0}
 
 
 def trouble_of(found: Mapping[str, Any]) -> str:
@@ -40,7 +40,7 @@ def age_of(moment: str | None, now_s: float) -> str:
     if not moment:
         return "never"
     age_s = max(0.0, now_s - calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ")))
-    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+    for unit, unit_s in UNITS_S.items():
         if age_s >= unit_s:
             return f"{int(age_s / unit_s)} {unit} ago"
     return f"{int(age_s)} s ago"

@@ -10,125 +10,45 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.socle.inference.plugins.filter.models import (
     model_places,
     model_table,
     model_verify_lines,
 )
-from ansible_collections.socle.inference.plugins.filter.models_freed import model_gc_lines
-from ansible_collections.socle.inference.plugins.filter.models_travel import model_export_lines
+from ansible_collections.socle.inference.plugins.filter.models_freed import (
+    model_gc_lines,
+    model_remove_faults,
+    model_remove_lines,
+    model_removed_lines,
+)
+from ansible_collections.socle.inference.plugins.filter.models_travel import (
+    model_export_lines,
+    model_import_faults,
+    model_import_lines,
+    model_imported_lines,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
-from ansible_collections.socle.inference.plugins.module_utils._hub.lan import default_address
 
 from tests.simulators.hub.server import HubSimulator
+from tests.support.model_playbook import ALONE, Playbook, can_be_alone
 from tests.support.model_store import WEIGHTS, contents, flip_byte, overwrite
 
-PROJECT = Path(__file__).resolve().parents[3]
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Bring = Callable[..., Path]
-
-
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
-"""Garbage collection looks at every process, of which this machine may have some that even root does not see."""
-
-
-def can_be_alone() -> bool:
-    return os.geteuid() == 0 and subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
-
 
 @pytest.fixture
-def models(tmp_path: Path, hub: HubSimulator) -> Run:
-    """Runs the playbook on gpu1 and gpu2."""
-    (tmp_path / "ansible.cfg").write_text("[connection]\npipelining = true\n")
-
-    def run(
-        action: str, *arguments: str, within: tuple[str, ...] = (), **given: Any
-    ) -> subprocess.CompletedProcess[str]:
-        hosts = {
-            f"gpu{number}": {
-                "model_store_path": str(tmp_path / f"gpu{number}"),
-                # Of this machine: both hosts are on it, and their relays differ by port.
-                "model_store_lan_address": default_address() or "",
-            }
-            for number in (1, 2)
-        }
-        common = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ansible_become": False,
-            "socle_state_dir": str(tmp_path / "state"),
-            "model_store_models": [{"repo": "Org/Model"}],
-            "model_store_endpoint": hub.url,
-            "model_store_proxy": "",
-            "model_store_reserve_gib": 0,
-            "model_store_force_prechecks": True,
-            "model_store_action": action,
-            **given,
-        }
-        (tmp_path / "inventory").mkdir(exist_ok=True)
-        inventory = {"all": {"hosts": hosts, "vars": common}}
-        (tmp_path / "inventory/hosts.yml").write_text(yaml.safe_dump(inventory))
-        return subprocess.run(
-            [
-                *within,
-                str(Path(sys.executable).with_name("ansible-playbook")),
-                *["socle.inference.models", "-i", str(tmp_path / "inventory"), *arguments],
-            ],
-            cwd=tmp_path,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(tmp_path),
-                "LC_ALL": "C.UTF-8",
-                "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
-                "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
-            },
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    return run
-
-
-@pytest.fixture
-def bring(tmp_path: Path, ensure: Callable[..., dict[str, Any]]) -> Bring:
-    """Leaves hosts and inventory as the action sync does, without a run of Ansible. Returns a revision."""
-
-    def run(*hosts: str) -> Path:
-        found = [ensure(store=tmp_path / host, link="Org--Model") for host in hosts]
-        path = Path(found[0]["path"])
-        lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path.parents[1] / "manifest" / f"{path.name}.json", lock)
-        return path
-
-    return run
-
-
-def locked_commit(folder: Path) -> str:
-    lock = folder / "inventory/.socle/locks/modelscope/Org--Model@master.json"
-    return str(json.loads(lock.read_text())["source"]["commit"])
-
-
-def good(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def models(tmp_path: Path, hub: HubSimulator) -> Playbook:
+    return Playbook(tmp_path, hub)
 
 
 def test_models_are_listed_verified_and_repaired(
-    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    current = bring("gpu1", "gpu2")
+    current = models.bring("gpu1", "gpu2")
     hub.reset()
-    listed = good(models("list"))
+    listed = models.good("list")
     assert re.search(r"(?m)^HOST +MODEL +REVISION +COMMIT +STATE +SIZE +PROVEN +USED BY$", listed)
     row = rf"(?m)^gpu[12]  Org/Model  master    {current.name}  current  1\.1 MiB  \d+ s ago  -$"
     assert len(re.findall(row, listed)) == 2
@@ -139,26 +59,26 @@ def test_models_are_listed_verified_and_repaired(
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}\n" in done.stdout
     assert "repair with -e model_store_action=verify -e model_store_repair=true" in done.stdout
     assert re.search(r"gpu2: Org/Model@master: full, 6 files, \d+ MB/s, \d+s, whole", done.stdout)
-    planned = good(models("verify", "--check", model_store_repair=True))
+    planned = models.good("verify", "--check", model_store_repair=True)
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, would be repaired" in planned
     assert re.search(r"gpu1 .*changed=1", planned)
     assert re.search(r"gpu2 .*changed=0", planned)
     assert (current / WEIGHTS).read_bytes() == spoilt
     assert hub.requests == []
-    repaired = good(models("verify", model_store_repair=True))
+    repaired = models.good("verify", model_store_repair=True)
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, to be repaired" in repaired
     assert re.search(r"gpu1: +Org/Model@master .*repaired 1 file", repaired)
     assert contents(current) == contents(folder)
 
 
 def test_verify_goes_by_the_lock_and_leaves_links_alone(
-    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    bring("gpu1", "gpu2")
-    first = locked_commit(tmp_path)
+    models.bring("gpu1", "gpu2")
+    first = models.locked_commit
     overwrite(folder / "config.json", b'{"other": 1}')
-    bring("gpu1")
-    second = locked_commit(tmp_path)
+    models.bring("gpu1")
+    second = models.locked_commit
     hub.reset()
     done = models("verify")
     assert done.returncode != 0
@@ -171,26 +91,20 @@ def test_verify_goes_by_the_lock_and_leaves_links_alone(
         "model_store_reserve_gib": 10**9,
         "model_store_force_prechecks": False,
     }
-    shown = good(models("verify", "--limit", "gpu1", **pinned))
+    shown = models.good("verify", "--limit", "gpu1", "--check", **pinned)
     assert re.search(rf"gpu1: Org/Model@{first}: full, 6 files.*whole; its link names another revision, ", shown)
     assert "changed=0" in shown
     assert (tmp_path / "gpu1/Org--Model").readlink() == before
-    flip_byte(tmp_path / "gpu1" / before / WEIGHTS)
-    damaged = models("verify", "--limit", "gpu1", "--check")
-    assert damaged.returncode != 0
-    assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}" in damaged.stdout
     assert hub.requests == []
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
-def test_old_revisions_are_shown_in_check_mode_and_then_freed(
-    models: Run, bring: Bring, folder: Path, tmp_path: Path
-) -> None:
+def test_old_revisions_are_shown_in_check_mode_and_then_freed(models: Playbook, folder: Path, tmp_path: Path) -> None:
     names = []
     for number in range(3):
         overwrite(folder / "config.json", json.dumps({"number": number}).encode())
-        names.append(bring("gpu1", "gpu2").name)
-    planned = good(models("gc", "--check", within=ALONE))
+        names.append(models.bring("gpu1", "gpu2").name)
+    planned = models.good("gc", "--check", within=ALONE)
     assert re.search(r"(?m)^HOST +MODEL +REVISION +COMMIT +SIZE +VERDICT$", planned)
     for host in ("gpu1", "gpu2"):
         assert re.search(
@@ -202,50 +116,42 @@ def test_old_revisions_are_shown_in_check_mode_and_then_freed(
         assert planned.count(total) == 1
     revisions = tmp_path / "gpu1/.store/modelscope/Org--Model/rev"
     assert len(list(revisions.iterdir())) == 3
-    assert "gpu2: freed 4.0 KiB: 1 revision" in good(models("gc", within=ALONE))
+    assert "gpu2: freed 4.0 KiB: 1 revision" in models.good("gc", within=ALONE)
     assert len(list(revisions.iterdir())) == 2
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
-def test_a_model_is_removed_unless_a_host_uses_it(models: Run, bring: Bring, tmp_path: Path) -> None:
-    current = bring("gpu1", "gpu2")
-    lock = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+def test_a_model_is_removed_unless_a_host_uses_it(models: Playbook, tmp_path: Path) -> None:
+    current = models.bring("gpu1", "gpu2")
     generation = tmp_path / "state/instances/chat/generations/1"
     generation.mkdir(parents=True)
     (generation / "plan.json").write_text(str(current))
     accepted = tmp_path / "state/instances/chat/accepted"
     accepted.symlink_to("generations/1")
     given = {"within": ALONE, "model_store_remove": "Org/Model"}
-    refused = models("remove", **given)
+    refused = models("remove", "--check", **given)
     assert refused.returncode != 0
     assert f"in use: {generation.parents[1].resolve()}/generations/1/plan.json names it" in refused.stdout
     assert "Nothing was removed on any host" in refused.stdout
     assert current.is_dir()
     accepted.unlink()
-    planned = good(models("remove", "--check", **given))
-    assert re.search(rf"(?m)^gpu2  Org/Model  master +{current.name} +1\.\d MiB +would be removed$", planned)
-    assert "gpu2: Org/Model: would remove 1 revision, 1 link, 0 unfinished downloads, 1." in planned
-    assert "MiB; it is still in model_store_models, so sync brings it" in planned
-    assert re.search(r"gpu1 .*changed=1", planned)
-    assert current.is_dir()
-    removed = good(models("remove", **given))
+    removed = models.good("remove", **given)
     assert "gpu1: Org/Model: removed 1 revision, 1 link, 0 unfinished downloads, 1." in removed
+    assert "MiB; it is still in model_store_models, so sync brings it" in removed
     for host in ("gpu1", "gpu2"):
         assert not os.path.lexists(tmp_path / host / "Org--Model")
         assert list((tmp_path / host / ".store/modelscope/Org--Model/rev").iterdir()) == []
-    assert lock.is_file(), "what the revision is, stays known"
+    assert models.lock.is_file(), "what the revision is, stays known"
 
 
 def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
-    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
-    bring("gpu1")
+    models.bring("gpu1")
     disk = tmp_path / "disk"
     export = {"model_store_export_path": str(disk)}
-    exported = good(models("export", "--limit", "gpu1", **export))
+    exported = models.good("export", "--limit", "gpu1", **export)
     assert f"gpu1: Org/Model@master: exported 6 files, 1.1 MiB at {disk}/Org--Model: 1.1 MiB written" in exported
-    again = good(models("export", "--limit", "gpu1", **export))
-    assert "gpu1: Org/Model@master: was there already, nothing written: 6 files, 1.1 MiB" in again
     subprocess.run(["tar", "-cf", disk / "Org--Model.tar", "-C", disk, "Org--Model"], check=True)
     shutil.rmtree(disk / "Org--Model")
     shutil.rmtree(tmp_path / "gpu1")
@@ -256,12 +162,12 @@ def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
         "model_store_import_path": "{{ " + str(near) + "[inventory_hostname] }}",
         "model_store_endpoint": "http://127.0.0.1:1",
     }
-    planned = good(models("import", "--check", **given))
+    planned = models.good("import", "--check", **given)
     row = r"(?m)^{}  Org/Model  master +[0-9a-f]{{12}}  {}  +1\.1 MiB  1\.1 MiB  \S+ \wiB +would be imported$"
     assert re.search(row.format("gpu1", f"{disk}/Org--Model.tar"), planned)
     assert re.search(row.format("gpu2", "host gpu1"), planned)
     assert not (tmp_path / "gpu1").exists()
-    done = good(models("import", **given))
+    done = models.good("import", **given)
     assert "gpu1: Org/Model@master: imported 6 files: 1.1 MiB read, now current" in done
     assert re.search(r"gpu2: +Org/Model@master .*1\.1 MiB from neighbours", done)
     assert hub.requests == []
@@ -270,56 +176,8 @@ def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
     assert (tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json").is_file()
 
 
-def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_is_accepted(
-    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
-) -> None:
-    bring("gpu1")
-    place = tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json"
-    before, locked = (tmp_path / "gpu1/Org--Model").readlink(), place.read_bytes()
-    shutil.copytree(folder, tmp_path / "disk/Org--Model")
-    overwrite(tmp_path / "disk/Org--Model/config.json", b'{"other": 1}')
-    hub.reset()
-    given = {"model_store_import_path": str(tmp_path / "disk"), "model_store_endpoint": "http://127.0.0.1:1"}
-    refused = models("import", **given)
-    assert refused.returncode != 0
-    assert "Org/Model at master has moved" in refused.stdout
-    assert "model_store_moved=accept" in refused.stdout
-    assert "Nothing was imported on any host" in refused.stdout
-    assert (tmp_path / "gpu1/Org--Model").readlink() == before
-    assert not (tmp_path / "gpu1/.store/directory").exists()
-    assert not (tmp_path / "gpu2").exists()
-    planned = good(models("import", "--check", model_store_moved="accept", **given))
-    assert planned.count("would be imported") == 2
-    assert place.read_bytes() == locked
-    # A plain folder takes the place of what came from a hub, and the hub's that of the folder.
-    good(models("import", model_store_moved="accept", **given))
-    assert place.read_bytes() != locked
-    assert not (tmp_path / "inventory/.socle/locks/directory").exists()
-    for name in ("gpu1", "gpu2"):
-        assert contents(tmp_path / name / "Org--Model") == contents(tmp_path / "disk/Org--Model")
-    assert hub.requests == []
-    verified = good(models("verify", "--limit", "gpu1", **given))
-    assert re.search(r"gpu1: Org/Model@master: full, 6 files.*whole", verified)
-    good(models("sync", "--limit", "gpu1", model_store_moved="accept"))
-    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
-
-
-def test_another_source_takes_the_place_of_the_first_one(
-    models: Run, bring: Bring, hub: HubSimulator, folder: Path, tmp_path: Path
-) -> None:
-    bring("gpu1")
-    other = {"model_store_source": "huggingface"}
-    hub.reset()
-    good(models("export", "--limit", "gpu1", model_store_export_path=str(tmp_path / "out"), **other))
-    assert (tmp_path / "out/Org--Model/manifest.json").is_file()
-    assert hub.requests == []
-    good(models("sync", "--limit", "gpu1", **other))
-    assert ".store/huggingface/" in str((tmp_path / "gpu1/Org--Model").readlink())
-    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
-
-
 def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
-    models: Run, hub: HubSimulator, folder: Path, tmp_path: Path
+    models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -337,11 +195,6 @@ def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
     assert re.search(
         rf"gpu2: Org/Model@master: {WEIGHTS} with \d+ bytes is not in .* is every volume there", refused.stdout
     )
-    shutil.copy(folder / WEIGHTS, disk / "Org--Model/volume-001/files")
-    full = {"model_store_reserve_gib": 10**6, "model_store_force_prechecks": False}
-    tight = models("import", "--check", **given, **full)
-    assert tight.returncode != 0
-    assert re.search(r"gpu1: Org/Model@master: .* GiB free, but 0\.00 GiB are to be downloaded", tight.stdout)
     assert not (tmp_path / "gpu1").exists()
     assert not (tmp_path / "inventory/.socle").exists()
 
@@ -355,7 +208,7 @@ def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
         ("remove", "model_store_remove must name the model"),
     ],
 )
-def test_what_is_not_said_is_asked_for(models: Run, action: str, message: str) -> None:
+def test_what_is_not_said_is_asked_for(models: Playbook, action: str, message: str) -> None:
     done = models(action)
     assert done.returncode != 0
     assert message in " ".join(done.stdout.split())
@@ -470,3 +323,64 @@ def test_an_export_in_check_mode_says_what_it_would_write() -> None:
     result |= {"volumes": ["volume-001", "volume-002"], "bytes": {"total": 2048, "copied": 0, "kept": 0}}
     (line,) = model_export_lines([result, {"skipped": True}], "gpu1", True)
     assert line == "gpu1: Org/Model@master: would export 6 files, 2 volumes, 2.0 KiB at /mnt/usb/Org--Model"
+
+
+def test_what_is_to_be_removed_is_a_table_of_its_own() -> None:
+    item = {"hub": "modelscope", "repo": "Org/Model", "commit": None, "requested": "v1", "names": [], "bytes": 2048}
+    free, used = {**item, "id": "0123456789ab"}, {**item, "id": "ba9876543210"}
+    empty = {"removed": [], "stage": [], "links": [], "in_use": [], "freed_bytes": 0, "changed": False}
+    whole = {
+        **empty,
+        "item": "Org/Model",
+        "removed": [free],
+        "links": ["Org--Model"],
+        "freed_bytes": 2048,
+        "changed": True,
+    }
+    found = {
+        "gpu1": {"look": {"results": [whole]}},
+        "gpu2": {"look": {"results": [busy]}},
+        "gpu3": {"look": {"results": [{**empty, "item": "Org/Model"}]}},
+        "gpu4": {"look": {"results": [{"item": "Org/Model", "failed": True, "msg": "run as root"}]}},
+    }
+    assert [re.split(r" {2,}", line)[-1] for line in model_remove_lines(found, found, "look", True)] == [
+        "VERDICT",
+        "would be removed",
+        "kept: 1 use of the model in the way",
+        "in use: U names it",
+        "not there",
+        "refused: run as root",
+    ]
+    assert model_remove_faults(found, found, "look") == [
+        "gpu2: Org/Model is in use: U names it",
+        "gpu4: Org/Model: run as root",
+    ]
+    assert model_removed_lines(["gpu1", "gpu3"], found, "look", True) == [
+        "gpu1: Org/Model: would remove 1 revision, 1 link, 0 unfinished downloads, 2.0 KiB",
+        "gpu3: Org/Model: not there, nothing to remove",
+    ]
+
+
+def test_exports_and_imports_that_did_nothing_have_a_line_too() -> None:
+    sent = {"repo": "Org/Model", "requested": "master", "changed": False, "path": "/mnt/usb/Org--Model", "files": 6}
+    sent |= {"volumes": [], "bytes": {"total": 2048, "copied": 0, "kept": 2048}}
+    (line,) = model_export_lines([sent], "gpu1", False)
+    assert line == (
+        "gpu1: Org/Model@master: was there already, nothing written: 6 files, 2.0 KiB at /mnt/usb/Org--Model"
+    )
+    taken = {**sent, "files": {"total": 6}, "bytes": {"total": 2048, "disk": 0}}
+    (line,) = model_imported_lines([taken], "gpu1")
+    assert line == "gpu1: Org/Model@master: was complete already, nothing imported: 6 files, 2.0 KiB"
+
+
+def test_an_import_that_does_not_fit_is_refused_in_the_table_and_in_a_sentence() -> None:
+    model = {"repo": "Org/Model", "revision": "master"}
+    plan = {"bytes": 2048, "free": 1024, "faults": [{"id": "space", "message": "/s has 0.00 GiB free"}]}
+    look = {"item": {**model, "path": "/mnt/usb/Org--Model", "from": "gpu1"}, "plan": plan, "bytes": {"total": 2048}}
+    look |= {"commit": None, "content_id": "sha256:0123456789abcdef", "changed": True}
+    found = {"gpu1": {"socle_looked": {"results": [look]}}}
+    (_head, row) = model_import_lines(found, found, True)
+    assert re.split(r" {2,}", row)[3:] == [
+        *["content 0123456789ab", "/mnt/usb/Org--Model", "2.0 KiB", "2.0 KiB", "1.0 KiB", "refused"]
+    ]
+    assert model_import_faults(found, found) == ["gpu1: Org/Model@master: /s has 0.00 GiB free"]

@@ -1,0 +1,108 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs the playbook models on two hosts that are folders of this machine, against a hub simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.lan import default_address
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+from tests.simulators.hub.server import HubSimulator
+
+PROJECT = Path(__file__).resolve().parents[2]
+REPO = "Org/Model"
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
+"""Garbage collection looks at every process, of which this machine may have some that even root does not see."""
+
+
+def can_be_alone() -> bool:
+    return os.geteuid() == 0 and subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """The hosts gpu1 and gpu2, with their stores in *folder*."""
+
+    folder: Path
+    hub: HubSimulator
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+
+    @property
+    def locked_commit(self) -> str:
+        return str(json.loads(self.lock.read_text())["source"]["commit"])
+
+    def bring(self, *hosts: str) -> Path:
+        """Leave hosts and inventory as the action sync does, without a run of Ansible; returns the first's revision."""
+        found = []
+        for host in hosts:
+            request = Request(REPO, "master", self.folder / host, link="Org--Model", reserve_bytes=0)
+            hub = make_hub(endpoint=self.hub.url, proxy="")
+            found.append(Path(ensure_snapshot(request, hub, Progress())["path"]))
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(found[0].parents[1] / "manifest" / f"{found[0].name}.json", self.lock)
+        return found[0]
+
+    def __call__(
+        self, action: str, *arguments: str, within: tuple[str, ...] = (), **given: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run *action*, with *given* variables."""
+        # Both hosts are this machine, and their relays differ by port.
+        common_host = {"model_store_lan_address": default_address() or ""}
+        hosts = {name: {"model_store_path": str(self.folder / name), **common_host} for name in ("gpu1", "gpu2")}
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_become": False,
+            "socle_state_dir": str(self.folder / "state"),
+            "model_store_models": [{"repo": REPO}],
+            "model_store_endpoint": self.hub.url,
+            "model_store_proxy": "",
+            "model_store_reserve_gib": 0,
+            "model_store_force_prechecks": True,
+            "model_store_action": action,
+            **given,
+        }
+        inventory = self.folder / "inventory"
+        inventory.mkdir(exist_ok=True)
+        (inventory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": common}}))
+        (self.folder / "ansible.cfg").write_text("[connection]\npipelining = true\n")
+        return subprocess.run(
+            [
+                *within,
+                str(Path(sys.executable).with_name("ansible-playbook")),
+                *["socle.inference.models", "-i", str(inventory), *arguments],
+            ],
+            cwd=self.folder,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.folder),
+                "LC_ALL": "C.UTF-8",
+                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
+                "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def good(self, action: str, *arguments: str, **options: Any) -> str:
+        """The output of a run that must end well."""
+        done = self(action, *arguments, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
