@@ -10,13 +10,11 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.socle.inference.plugins.module_utils._hub.fanout import Member, Place, arrange
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION
-from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
 INSPECTIONS = "__model_store_inspections"
 STARTED = "__model_store_started"
 RESULT = "model_store_result"
 RACK = "model_store_rack"
-SHOWN_FILES = 3
 
 
 def unique_models(models: Iterable[Mapping[str, Any]], source: str = "modelscope") -> list[dict[str, str]]:
@@ -113,46 +111,6 @@ def place_of(
     return {"upstreams": upstreams, "seed": complete or not upstreams}
 
 
-def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[str, Any]:
-    """What every host lacks and has room for: C(lines) of a table, and C(faults), one sentence each; none where all
-    hosts may begin."""
-    rows, faults = [], []
-    for host in hosts:
-        inspections = _inspections(hostvars, host)
-        if not inspections:
-            continue
-        plans = [seen["plan"] for seen in inspections]
-        need = sum(plan["need"] for plan in plans)
-        first = plans[0]
-        found = list(dict.fromkeys(fault["message"] for plan in plans for fault in plan["faults"]))
-        if not found and not force and len(plans) > 1 and need and need + first["reserve"] > first["free"]:
-            found.append(
-                f"{first['store']['folder']} has {format_bytes(first['free'])} free, but its models together need "
-                f"{format_bytes(need)} and {format_bytes(first['reserve'])} must stay free: make room, or choose "
-                "another store"
-            )
-        missing = [path for plan in plans for path in plan["missing"]]
-        count = sum(plan["missing_files"] for plan in plans)
-        unproven = any(plan.get("unproven_files") for plan in plans)
-        verdict = "refused" if found else "fits" if count else "to be hashed" if unproven else "complete"
-        shown = ", ".join(missing[:SHOWN_FILES]) + (", ..." if count > SHOWN_FILES else "")
-        bytes_of = [sum(plan["bytes"] for plan in plans), need, first["free"], first["reserve"]]
-        rows.append([host, str(count), *map(format_bytes, bytes_of), verdict, shown])
-        faults += [f"{host}: {message}" for message in found]
-    head = ["host", "files", "to come", "need", "free", "reserve", "verdict", "missing"]
-    return {"lines": ["Models", *_align([head, *rows])], "faults": faults}
-
-
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-
-
-# What other hosts registered
-
-
 def _var(hostvars: Any, host: str, name: str) -> Any:
     """A variable of another host, or None."""
     return hostvars[host].get(name) if host in hostvars else None
@@ -217,5 +175,4 @@ class FilterModule:
             "model_store_missing": missing_models,
             "model_store_part": part_in,
             "model_store_place": place_of,
-            "model_store_precheck": precheck,
         }

@@ -42,9 +42,17 @@ def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[s
         sentences = [fault["message"] for seen in inspections for fault in seen["plan"]["faults"]]
         faults += [f"{host}: {sentence}" for sentence in dict.fromkeys([*sentences, *together])]
         rows += [(host, seen, bool(together)) for seen in inspections]
+    writers = _writers(rows)
     adopting = any(seen["plan"]["adoptable"] for _host, seen, _refused in rows)
     head = ["HOST", "MODEL", "LINKED", "STAGED", *(["ADOPTED"] if adopting else []), "TO FETCH", "FREE", "VERDICT"]
-    cells = [_row(host, seen, adopting, refused) for host, seen, refused in rows]
+    cells = [
+        [
+            *(host, _model_of(seen), *_sizes(seen["plan"], adopting)),
+            _verdict(seen, refused, writers.get((host, seen["content_id"]))),
+            _missing(seen["plan"]),
+        ]
+        for host, seen, refused in rows
+    ]
     lines = aligned([[*head, "MISSING"], *cells]) if cells else []
     return {"lines": ["Models", *(f"  {line}" for line in lines)], "faults": faults}
 
@@ -63,12 +71,23 @@ def _together(inspections: Sequence[Mapping[str, Any]], force: bool) -> list[str
     ]
 
 
-def _row(host: str, seen: Mapping[str, Any], adopting: bool, refused: bool) -> list[str]:
-    plan = seen["plan"]
+def _writers(rows: Iterable[tuple[str, Mapping[str, Any], bool]]) -> dict[tuple[str, str], str]:
+    """By host and content, the host that brings it into a store that both have; none where that is the host itself."""
+    first: dict[tuple[str, str], str] = {}
+    sharing = [
+        (host, (seen["store_name"], seen["content_id"]), seen)
+        for host, seen, _refused in rows
+        if seen.get("store_name")
+    ]
+    for host, shared, _seen in sorted(sharing, key=lambda found: not found[2].get("job")):
+        first.setdefault(shared, host)
+    return {(host, shared[1]): first[shared] for host, shared, _seen in sharing if first[shared] != host}
+
+
+def _sizes(plan: Mapping[str, Any], adopting: bool) -> list[str]:
     to_fetch = max(0, plan["bytes"] - plan["adoptable"] - plan["staged"])
     adopted = [plan["adoptable"]] if adopting else []
-    sizes = [plan["reusable"], plan["staged"], *adopted, to_fetch, plan["free"]]
-    return [host, _model_of(seen), *map(format_bytes, sizes), _verdict(seen, refused), _missing(plan)]
+    return [format_bytes(size) for size in (plan["reusable"], plan["staged"], *adopted, to_fetch, plan["free"])]
 
 
 def _missing(plan: Mapping[str, Any]) -> str:
@@ -77,8 +96,8 @@ def _missing(plan: Mapping[str, Any]) -> str:
     return f"{count}: {names}" if count else "-"
 
 
-def _verdict(seen: Mapping[str, Any], together: bool) -> str:
-    """What a run does for the model on the host."""
+def _verdict(seen: Mapping[str, Any], together: bool = False, writer: str | None = None) -> str:
+    """What a run does for the model on the host; *writer* is another host that brings it into the same store."""
     plan = seen["plan"]
     faults = dict.fromkeys(fault["id"] for fault in plan["faults"])
     if faults or (together and plan["need"]):
@@ -88,6 +107,8 @@ def _verdict(seen: Mapping[str, Any], together: bool) -> str:
         return f"under way: {format_progress(job)}"
     if not seen["work"]:
         return "nothing"
+    if writer:
+        return f"wait for {writer} (the store is the same)"
     if plan["missing_files"]:
         return "fetch"
     if plan["adoptable"]:
@@ -114,7 +135,9 @@ def closing_lines(hostvars: Any, hosts: Iterable[str], check: bool = False, now_
         for seen in _inspections(hostvars, host):
             end = ends.get(seen["content_id"]) if seen["work"] else seen
             if check and seen["work"]:
-                text = f"check mode, nothing was done: {_verdict(seen, together=False)}"
+                text = f"check mode, nothing was done: {_verdict(seen)}"
+            elif seen["work"] and end and "plan" in end:
+                text = "found in the store, where another host with the same one brought it"
             else:
                 text = _deed(end, now_s) if end else "not brought"
             rows.append([f"{host}:", _model_of(seen), text])

@@ -12,13 +12,19 @@ from ansible_collections.socle.inference.plugins.filter.model_store import (
     missing_models,
     part_in,
     place_of,
-    precheck,
     snapshot_paths,
     unique_models,
+)
+from ansible_collections.socle.inference.plugins.filter.model_store_lines import (
+    closing_lines,
+    precheck,
+    without_models,
 )
 
 MODEL = {"repo": "a/A", "revision": "master", "content_id": "sha256:1"}
 GIB = 1 << 30
+NOW = 1_796_040_000.0
+"""2026-11-30T12:00:00Z."""
 
 
 def seen(complete: bool = False, need: int = GIB, faults: tuple[str, ...] = (), **other: Any) -> dict[str, Any]:
@@ -40,7 +46,30 @@ def seen(complete: bool = False, need: int = GIB, faults: tuple[str, ...] = (), 
         "store": {"folder": "/models"},
     }
     found = {"repo": "a/A", "requested": "master", "content_id": "sha256:1", "complete": complete, "work": not complete}
-    return {**found, "plan": plan, **other}
+    place = {"path": "/models/.store/x/a--A/rev/1", "commit": "1" * 40}
+    whole = {**ended(), "previous": place if complete else None, "job": None, "due": False}
+    return {**whole, **found, "plan": plan, **other}
+
+
+def ended(**other: Any) -> dict[str, Any]:
+    """What model_sync returns of the model of seen() in the end, where there was nothing to do."""
+    place = {"path": "/models/.store/x/a--A/rev/1", "commit": "1" * 40, "content_id": "sha256:1"}
+    sizes = dict.fromkeys(("total", "wan", "lan", "disk", "reused_link", "reused_part", "adopted"), 0)
+    files = dict.fromkeys(("total", "fetched", "verified", "repaired", "removed"), 0)
+    verify = {"hashed_files": 0, "checked": "2026-11-30T09:00:00Z"}
+    base = {"changed": False, "previous": place, "bytes": sizes, "files": files, "verify": verify}
+    return {**place, **base, "seconds": 12.0, "mb_s": None, **other}
+
+
+def planned(seen: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {**seen, "work": True, "plan": {**seen["plan"], **other}}
+
+
+def verdicts(*found: dict[str, Any]) -> list[str]:
+    """The cells of the table, by column, for one host."""
+    head, *rows = precheck({"g1": inspected(*found)}, ["g1"])["lines"][1:]
+    start, end = head.index("VERDICT"), head.index("MISSING")
+    return [row[start:end].strip() for row in rows]
 
 
 def inspected(*found: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -135,9 +164,98 @@ def test_a_helper_that_failed_is_none() -> None:
 
 
 def test_the_table_tells_what_is_only_to_be_hashed() -> None:
-    found = seen(True)
-    found["plan"]["unproven_files"] = 4
-    assert "to be hashed" in precheck({"g1": inspected(found)}, ["g1"])["lines"][-1]
+    assert verdicts(planned(seen(True), unproven_files=4)) == ["hash 4 files"]
+    assert verdicts({**seen(True), "work": True, "due": True}) == ["hash all files"]
+
+
+def test_the_table_tells_what_only_changes_the_link_from_what_is_fetched() -> None:
+    switch = "switch (all files are here, only the link changes)"
+    other = {"path": "/models/.store/x/a--A/rev/0", "commit": "0" * 40}
+    ready = {**seen(True, previous=other), "work": True}
+    assert verdicts(ready) == [switch]
+    linked = planned(seen(), bytes=0, need=0, missing=[], missing_files=0, reusable=GIB)
+    found = precheck({"g1": inspected(linked)}, ["g1"])
+    assert " ".join(found["lines"][-1].split()) == f"g1 a/A@master 1.0 GiB 0 B 0 B 10.0 GiB {switch} -"
+    assert verdicts(planned(ready, unproven_files=1)) == [f"hash 1 file, then {switch}"]
+    # The revision is the current one, and lacks files that others have.
+    assert verdicts({**linked, "previous": {"path": linked["path"]}}) == [
+        "link (the files are here, in other revisions)"
+    ]
+
+
+def test_the_table_tells_a_download_that_runs_already_and_what_it_has() -> None:
+    job = {"phase": "downloading", "done": GIB // 2, "total": GIB, "unit": "B", "file": "x", "rate_per_s": 5}
+    running = planned(seen(job=job), staged=GIB // 2)
+    found = precheck({"g1": inspected(running)}, ["g1"])
+    row = " ".join(found["lines"][-1].split())
+    assert row.startswith("g1 a/A@master 0 B 512.0 MiB 512.0 MiB 10.0 GiB under way: downloading, 512.0 MiB of 1.0 GiB")
+
+
+def test_hosts_with_one_store_wait_for_the_first_of_them_or_for_the_one_that_is_under_way() -> None:
+    hosts = ["g1", "g2", "g3"]
+    hostvars = {host: inspected(seen(store_name="nfs")) for host in hosts}
+    hostvars["g3"] = inspected(seen())
+
+    def table() -> list[str]:
+        return [" ".join(line.split()) for line in precheck(hostvars, hosts)["lines"][2:]]
+
+    assert [("wait for g1 (the store is the same)" in row, " fetch " in row) for row in table()] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    hostvars["g2"] = inspected(seen(store_name="nfs", job={"phase": "downloading"}))
+    assert "wait for g2 (the store is the same)" in table()[0] and "under way: downloading" in table()[1]
+    hostvars["g1"]["__model_store_ends"] = {"sha256:1": seen(True, store_name="nfs")}
+    assert closing_lines(hostvars, ["g1"], now_s=NOW) == [
+        "g1:  a/A@master  found in the store, where another host with the same one brought it"
+    ]
+
+
+def test_the_table_has_a_column_for_what_may_be_adopted_only_where_there_is_some() -> None:
+    found = planned(seen(), missing=[], missing_files=0, adoptable=GIB)
+    lines = precheck({"g1": inspected(found)}, ["g1"])["lines"]
+    assert "ADOPTED" in lines[1] and "adopt (the files seem to be on the host)" in lines[2]
+    assert "ADOPTED" not in precheck({"g1": inspected(seen())}, ["g1"])["lines"][1]
+
+
+def test_in_the_end_each_model_of_each_host_has_a_line_that_says_what_was_done() -> None:
+    def lines(end: dict[str, Any] | None, **given: Any) -> str:
+        ends = {} if end is None else {"__model_store_ends": {"sha256:1": end}}
+        hostvars = {"g1": inspected(seen(**given), **ends)}
+        (line,) = closing_lines(hostvars, ["g1"], now_s=NOW)
+        return line
+
+    before = {"path": "/models/.store/x/a--A/rev/0", "commit": "0" * 40, "content_id": "sha256:0"}
+    sizes = ended()["bytes"]
+    fetched = ended(changed=True, previous=None, bytes={**sizes, "wan": GIB, "lan": 3 * GIB}, mb_s=357.9)
+    assert lines(fetched) == (
+        "g1:  a/A@master  fetched 1.0 GiB from the hub and 3.0 GiB from neighbours in 12s at 341.3 MiB/s; "
+        "activated 111111111111"
+    )
+    linked = ended(changed=True, previous=before, bytes={**sizes, "reused_link": GIB})
+    assert lines(linked).endswith("linked 1.0 GiB from other revisions; switched from 000000000000 to 111111111111")
+    repaired = ended(changed=True, files={**ended()["files"], "repaired": 1}, bytes={**sizes, "lan": 1024})
+    assert lines(repaired).endswith("fetched 1.0 KiB from neighbours in 12s; repaired 1 file")
+    hashed = ended(verify={"hashed_files": 4, "checked": "2026-11-30T12:00:00Z"})
+    assert lines(hashed).endswith("  hashed 4 files: all are as they should be")
+    assert lines(None, complete=True) == "g1:  a/A@master  nothing to do: proven 3 h ago"
+    assert lines(None) == "g1:  a/A@master  not brought"
+
+
+def test_the_last_lines_of_a_check_say_what_a_run_would_do() -> None:
+    hostvars = {"g1": inspected(seen()), "gpu2": inspected(seen(True))}
+    assert closing_lines(hostvars, ["g1", "gpu2"], check=True, now_s=NOW) == [
+        "g1:    a/A@master  check mode, nothing was done: fetch",
+        "gpu2:  a/A@master  nothing to do: proven 3 h ago",
+    ]
+
+
+def test_hosts_that_no_models_are_named_for_are_told_the_variables_in_one_line() -> None:
+    hostvars: dict[str, Any] = {"g1": {"wanted": []}, "g2": {}, "g3": {"wanted": [{"repo": "a/A"}]}}
+    (line,) = without_models(hostvars, hostvars, "wanted")
+    assert line.startswith("g1, g2: no models are named") and "model_store_models" in line and "vllm_instances" in line
+    assert without_models(hostvars, ["g3"], "wanted") == []
 
 
 def test_a_host_of_an_earlier_batch_helps_where_no_host_of_this_one_can() -> None:
@@ -192,5 +310,6 @@ def test_the_table_has_a_row_for_each_host_and_model_and_the_sentence_of_each_fa
 def test_models_that_fit_one_by_one_but_not_together_are_refused() -> None:
     two = [seen(need=3 * GIB), seen(need=3 * GIB, repo="b/B", content_id="sha256:2")]
     assert "together need 6.0 GiB" in precheck({"g1": inspected(*two)}, ["g1"])["faults"][0]
+    assert verdicts(*two) == ["refused: no space for all its models"] * 2
     assert precheck({"g1": inspected(*two)}, ["g1"], force=True)["faults"] == []
     assert precheck({"g1": inspected(*two[:1])}, ["g1"])["faults"] == []
