@@ -22,6 +22,8 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Sto
 from ansible_collections.socle.inference.plugins.module_utils._hub import gc, holders
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import describe_store
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
+from ansible_collections.socle.inference.plugins.module_utils._hub.parts import Journal
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.support.model_store import MORE_WEIGHTS, WEIGHTS, base, contents, dying, overwrite, published
@@ -523,3 +525,28 @@ def test_what_a_store_holds_is_listed(publish: Publish, ensure: Ensure, store: P
     assert found[current.name]["bytes"] == sum(map(len, contents(current).values()))
     assert found[current.name]["verified"]
     assert describe_store(store / "none", rules.state_dir)["models"] == []
+
+
+def test_a_download_that_was_cut_off_is_listed_with_how_far_it_is(
+    ensure: Ensure, folder: Path, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dying(monkeypatch, 0, (RepoStore, "publish")) as died:
+        ensure()
+    assert died
+    (found,) = describe_store(store, rules.state_dir)["models"][0]["downloads"]
+    total = sum(map(len, contents(folder).values()))
+    assert (found["requested"], found["bytes"], found["received"]) == ("master", total, total)
+    assert found["commit"].startswith(found["id"])
+    tree = next((base(store) / "stage").glob("*/tree"))
+    (tree / WEIGHTS).unlink()
+    part = tree.with_name("part") / "0123"
+    part.write_bytes(b"x" * 1000)
+    size = (folder / WEIGHTS).stat().st_size
+    (found,) = describe_store(store, rules.state_dir)["models"][0]["downloads"]
+    assert found["received"] == total - size + 1000
+    journal = Journal(size, "0" * 64, [(0, 100), (200, 250)])
+    part.with_name("0123.json").write_text(journal.dumps())
+    (found,) = describe_store(store, rules.state_dir)["models"][0]["downloads"]
+    assert found["received"] == total - size + 150, "what is between the spans is not there yet"
+    ensure()
+    assert describe_store(store, rules.state_dir)["models"][0]["downloads"] == []

@@ -329,14 +329,9 @@ def test_what_is_to_be_removed_is_a_table_of_its_own() -> None:
     item = {"hub": "modelscope", "repo": "Org/Model", "commit": None, "requested": "v1", "names": [], "bytes": 2048}
     free, used = {**item, "id": "0123456789ab"}, {**item, "id": "ba9876543210"}
     empty = {"removed": [], "stage": [], "links": [], "in_use": [], "freed_bytes": 0, "changed": False}
-    whole = {
-        **empty,
-        "item": "Org/Model",
-        "removed": [free],
-        "links": ["Org--Model"],
-        "freed_bytes": 2048,
-        "changed": True,
-    }
+    gone = {"removed": [free], "links": ["Org--Model"], "freed_bytes": 2048, "changed": True}
+    whole = {**empty, **gone, "item": "Org/Model"}
+    busy = {**whole, "removed": [free, used], "in_use": [{**used, "reason": "U names it"}]}
     found = {
         "gpu1": {"look": {"results": [whole]}},
         "gpu2": {"look": {"results": [busy]}},
