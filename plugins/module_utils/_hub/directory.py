@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import hash_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
@@ -28,7 +29,7 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 NAME = "directory"
 MANIFEST = "manifest.json"
-MANIFEST_MAX_BYTES = 64 << 20
+MANIFEST_MAX_BYTES = 8 << 20
 FILES = "files"
 VOLUMES = "volume-*"
 PIECE = "{path}.{number:03d}"
@@ -189,7 +190,8 @@ class _Folder:
         for root in self._roots:
             location = root / MANIFEST
             if location.is_file():
-                text = _decoded(location.read_bytes()[:MANIFEST_MAX_BYTES])
+                with location.open("rb") as handle:
+                    text = _decoded(handle.read(MANIFEST_MAX_BYTES))
                 if _is_export(text):
                     return text
         return None
@@ -346,6 +348,8 @@ def _decoded(content: bytes) -> str:
 
 def _is_export(text: str) -> bool:
     """Whether a file of that name is ours, rather than one of the model's own."""
+    if json_cost(text.encode()) > JSON_MAX_COST:
+        return False
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REVISION, SOURCES
 
@@ -72,6 +73,8 @@ class Manifest:
 
 def loads(text: str) -> Manifest:
     """A manifest from its text, validated like a listing; raises StoreError."""
+    if json_cost(text.encode("utf-8", "replace")) > JSON_MAX_COST:
+        raise StoreError(f"a manifest is damaged: with {len(text)} characters it is larger than that of any model")
     try:
         document: Any = json.loads(text)
         if document["schema"] != SCHEMA:

@@ -18,14 +18,13 @@ from typing import Any, Optional, TypeVar
 
 from ansible_collections.socle.inference.plugins.module_utils._address import WEB, address_fault
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import SHA256, ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 JSON_MAX_BYTES = 8 << 20
-JSON_MAX_COST = 56 << 20
-"""Bytes of memory that a parsed answer may take; that of 30 000 files stays below."""
 RETRY_AFTER_MAX_S = 300.0
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 """What a request can raise when the network or the other side fails; URLError and timeouts are OSError."""
@@ -333,15 +332,6 @@ class HttpOrigin:
     def describe_route(self) -> str:
         """See origin.Origin."""
         return self._client.describe_route()
-
-
-def json_cost(body: bytes) -> int:
-    """Bytes of memory that json.loads() takes for *body*, at most: its text, the texts in it, and the objects.
-
-    One character beyond the first 65 536 makes four bytes of each in its text. The sizes are those of CPython.
-    """
-    text = len(body) * (1 if body.isascii() and b"\\u" not in body else 4)
-    return 2 * text + 240 * body.count(b"{") + 90 * body.count(b"[") + 90 * body.count(b",") + 60 * body.count(b":")
 
 
 def _opener(

@@ -14,15 +14,10 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
 from ansible_collections.socle.inference.plugins.module_utils._hub import listing
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
 from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import (
-    JSON_MAX_COST,
-    Access,
-    Client,
-    HubUnreachable,
-    json_cost,
-)
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Access, Client, HubUnreachable
 
 from tests.simulators.hub.server import HubSimulator
 from tests.unit.hub.certificates import make_certificates

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
     ModelFile,
     head_commit,
@@ -161,6 +162,20 @@ def test_a_manifest_with_names_that_no_path_may_hold_is_refused(name: str, value
 def test_a_manifest_nested_too_deeply_is_refused() -> None:
     with pytest.raises(StoreError, match="nested too deeply"):
         loads("[" * 100_000 + "]" * 100_000)
+
+
+def test_a_manifest_that_would_take_much_memory_is_not_parsed(tmp_path: Path) -> None:
+    text = '{"schema": 1, "files": [' + "{}," * 400_000 + "{}]}"
+    (tmp_path / "manifest.json").write_bytes(text.encode() + b" " * (64 << 20))
+
+    def refuse() -> None:
+        with pytest.raises(StoreError, match="larger than that of any model"):
+            loads(text)
+        # No export of ours, so a file of the model.
+        found = make_hub("directory", path=str(tmp_path)).resolve("Org/Model", "master")
+        assert [file.path for file in found.files] == ["manifest.json"]
+
+    assert peak_bytes(refuse) < 24 << 20
 
 
 def tensor_file(header: Any, data: int, length: int | None = None) -> bytes:

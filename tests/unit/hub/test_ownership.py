@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub.job import request_of
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.ownership import Ownership, find_ownership
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
@@ -121,6 +124,13 @@ def test_an_owner_that_the_host_does_not_know_is_refused_before_the_first_byte(e
     with pytest.raises(StoreError, match="a number up to"):
         ensure(owner=str((1 << 32) - 1))
     assert not store.exists()
+
+
+def test_a_job_of_a_fleet_is_told_the_owner(store: Path) -> None:
+    manifest = Manifest("modelscope", "Org/Model", "master", None, "none", (ModelFile("a", 1, "0" * 64),), "2026-11-30")
+    spec = {"repo": "Org/Model", "revision": "master", "store": str(store), **OWNED}
+    request = request_of(spec, manifest)
+    assert (request.owner, request.group) == (str(UID), str(GID))
 
 
 def test_names_and_numbers_are_taken() -> None:
