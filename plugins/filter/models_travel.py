@@ -85,6 +85,7 @@ def _offer_of(hostvars: Mapping[str, Any], host: str, model: Mapping[str, Any], 
 def model_import_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], check: bool) -> list[str]:
     """One table of what is imported from where on all hosts, how much that is, and whether it fits."""
     rows: list[Sequence[str]] = [("HOST", "MODEL", "REVISION", "COMMIT", "FROM", "SIZE", "TO COME", "FREE", "VERDICT")]
+    ahead = "would be" if check else "to be"
     for host in map(str, hosts):
         refused = {(repo, revision) for repo, revision, _fault in _faults_of(hostvars, host)}
         for look in results_of(hostvars, host, LOOKED):
@@ -93,11 +94,14 @@ def model_import_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], check:
                 continue
             plan = look["plan"]
             key = (order["repo"], order["revision"])
-            verdict = "would be imported" if check else "to be imported"
+            # Whether the look counts as a change depends on check mode, so that it cannot tell.
             if key in refused:
                 verdict = "refused"
-            elif not look["changed"]:
-                verdict = "is there"
+            elif plan["missing_files"]:
+                verdict = f"{ahead} imported"
+            else:
+                is_current = bool(look["previous"]) and look["previous"]["path"] == look["path"]
+                verdict = "is there" if is_current else f"{ahead} made current"
             source = order["path"] or f"host {order['from']}"
             sizes = (look["bytes"]["total"], plan["bytes"], plan["free"])
             cells = (str(order["revision"]), _commit_of_look(look), source, *map(format_bytes, sizes), verdict)

@@ -368,14 +368,23 @@ def test_exports_and_imports_that_did_nothing_have_a_line_too() -> None:
     assert line == "gpu1: Org/Model@master: was complete already, nothing imported: 6 files, 2.0 KiB"
 
 
-def test_an_import_that_does_not_fit_is_refused_in_the_table_and_in_a_sentence() -> None:
+def test_an_import_is_told_by_what_a_host_lacks() -> None:
     model = {"repo": "Org/Model", "revision": "master"}
-    plan = {"bytes": 2048, "free": 1024, "faults": [{"id": "space", "message": "/s has 0.00 GiB free"}]}
+    plan = {"bytes": 2048, "free": 1024, "missing_files": 2, "faults": []}
     look = {"item": {**model, "path": "/mnt/usb/Org--Model", "from": "gpu1"}, "plan": plan, "bytes": {"total": 2048}}
-    look |= {"commit": None, "content_id": "sha256:0123456789abcdef", "changed": True}
-    found = {"gpu1": {"socle_looked": {"results": [look]}}}
-    (_head, row) = model_import_lines(found, found, True)
-    assert re.split(r" {2,}", row)[3:] == [
-        *["content 0123456789ab", "/mnt/usb/Org--Model", "2.0 KiB", "2.0 KiB", "1.0 KiB", "refused"]
-    ]
-    assert model_import_faults(found, found) == ["gpu1: Org/Model@master: /s has 0.00 GiB free"]
+    look |= {"commit": None, "content_id": "sha256:0123456789abcdef", "path": "/s/rev/1", "previous": None}
+    # A look in a run without check mode never counts as a change.
+    look["changed"] = False
+    whole = {**look, "plan": {**plan, "bytes": 0, "missing_files": 0}}
+    full = {**look, "plan": {**plan, "faults": [{"id": "space", "message": "/s has 0.00 GiB free"}]}}
+    looks = {
+        "gpu1": look,
+        "gpu2": whole,
+        "gpu3": {**whole, "previous": {"path": "/s/rev/1"}},
+        "gpu4": full,
+    }
+    found = {host: {"socle_looked": {"results": [seen]}} for host, seen in looks.items()}
+    rows = [re.split(r" {2,}", line) for line in model_import_lines(found, found, False)[1:]]
+    assert [row[-1] for row in rows] == ["to be imported", "to be made current", "is there", "refused"]
+    assert rows[0][3:-1] == ["content 0123456789ab", "/mnt/usb/Org--Model", "2.0 KiB", "2.0 KiB", "1.0 KiB"]
+    assert model_import_faults(found, found) == ["gpu4: Org/Model@master: /s has 0.00 GiB free"]
