@@ -64,7 +64,7 @@ def test_an_import_of_other_content_than_is_locked_publishes_nothing_unless_it_i
         assert contents(tmp_path / name / "Org--Model") == contents(tmp_path / "disk/Org--Model")
     assert hub.requests == []
     verified = models.good("verify", "--limit", "gpu1", **given)
-    assert re.search(r"gpu1: Org/Model@master: full, 6 files.*whole", verified)
+    assert re.search(r"gpu1: Org/Model@master: full, \d+ files.*whole", verified)
     models.good("sync", "--limit", "gpu1", model_store_moved="accept")
     assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
 
