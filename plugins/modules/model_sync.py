@@ -271,8 +271,8 @@ finished:
   type: bool
 stopped:
   description:
-    - Whether nothing runs any more; false where a download was still under way, which goes on, and where another run uses
-      the relay, which ends with that one.
+    - Whether nothing runs any more; false where a download was still under way, which goes on, and where another run
+      uses the relay, which ends with that one.
   returned: O(state=stopped)
   type: bool
 path:
