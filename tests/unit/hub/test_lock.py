@@ -592,7 +592,6 @@ def test_only_options_are_replaced_by_variables() -> None:
         "/adopt_from/x, which model_store_adopt_from names, the token, model_store_adopt_from, set model_store_token"
     )
 
-
     assert name_variables("token holds a blank", names) == "model_store_token holds a blank"
 
 
