@@ -74,6 +74,9 @@ class ActionModule(ActionBase):
             result.update(self._wait(args, task_vars))
         else:
             result.update(self._ask(args, task_vars))
+        if state == "inspected" and (args.get("owner") or args.get("group")):
+            # As chown writes it; for those who tell what becomes of the files.
+            result["owner"] = f"{args.get('owner') or ''}:{args.get('group') or ''}"
         return result
 
     def _ask(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,20 @@ def _verdict(seen: Mapping[str, Any], together: bool = False, writer: str | None
         return "link (the files are here, in other revisions)"
     if plan["unproven_files"] or seen.get("due"):
         return f"hash {counted(plan['unproven_files'], 'file')}" if plan["unproven_files"] else "hash all files"
-    return f"move {counted(plan['foreign_files'], 'file')} aside that do not belong there"
+    steps = []
+    if seen["files"].get("owner_changed"):
+        steps.append(f"give {counted(seen['files']['owner_changed'], 'file')} to {_owner(seen)}")
+    if plan["foreign_files"]:
+        steps.append(f"move {_foreign(plan['foreign_files'])} aside")
+    return ", ".join(steps) or "put the store in order"
+
+
+def _owner(seen: Mapping[str, Any]) -> str:
+    return str(seen.get("owner") or "their owner")
+
+
+def _foreign(count: int) -> str:
+    return f"{counted(count, 'file')} that {'does' if count == 1 else 'do'} not belong there"
 
 
 def _moves(result: Mapping[str, Any]) -> bool:
@@ -139,14 +152,16 @@ def closing_lines(hostvars: Any, hosts: Iterable[str], check: bool = False, now_
             elif seen["work"] and end and "plan" in end:
                 text = "found in the store, where another host with the same one brought it"
             else:
-                text = _deed(end, now_s) if end else "not brought"
+                text = _deed(end, now_s, _owner(seen)) if end else "not brought"
             rows.append([f"{host}:", _model_of(seen), text])
     return aligned(rows) if rows else []
 
 
-def _deed(result: Mapping[str, Any], now_s: float) -> str:
-    """What the run that *result* is of did."""
+def _deed(result: Mapping[str, Any], now_s: float, owner: str) -> str:
+    """What the run that *result* is of did; *owner* is whom it gave files to."""
     done = [*_received(result), *_local(result)]
+    if result["files"].get("owner_changed"):
+        done.append(f"gave {counted(result['files']['owner_changed'], 'file')} to {owner}")
     if _moves(result) and result["changed"]:
         before = result.get("previous")
         done.append(f"switched from {_short(before)} to {_short(result)}" if before else f"activated {_short(result)}")

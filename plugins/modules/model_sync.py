@@ -248,6 +248,10 @@ due:
   description: Whether all files are to be hashed this time.
   returned: O(state=inspected)
   type: bool
+owner:
+  description: Whom the files of the model are to belong to, as C(USER:GROUP).
+  returned: O(state=inspected) with O(owner) or O(group)
+  type: str
 job:
   description:
     - What the job does now; C(phase), C(done) and C(total) in bytes, C(rate_per_s), C(left_s), C(source), C(file).

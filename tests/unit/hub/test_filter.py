@@ -168,6 +168,15 @@ def test_the_table_tells_what_is_only_to_be_hashed() -> None:
     assert verdicts({**seen(True), "work": True, "due": True}) == ["hash all files"]
 
 
+def test_a_change_of_owner_is_told_with_the_owner() -> None:
+    files = {**ended()["files"], "owner_changed": 6}
+    found = {**seen(True), "work": True, "owner": "models:video", "files": files}
+    assert verdicts(found) == ["give 6 files to models:video"]
+    hostvars = {"g1": inspected(found, __model_store_ends={"sha256:1": ended(changed=True, files=files)})}
+    assert closing_lines(hostvars, ["g1"], now_s=NOW) == ["g1:  a/A@master  gave 6 files to models:video"]
+    assert verdicts(planned(seen(True), foreign_files=1)) == ["move 1 file that does not belong there aside"]
+
+
 def test_the_table_tells_what_only_changes_the_link_from_what_is_fetched() -> None:
     switch = "switch (all files are here, only the link changes)"
     other = {"path": "/models/.store/x/a--A/rev/0", "commit": "0" * 40}
