@@ -21,7 +21,12 @@ from ansible_collections.socle.inference.plugins.module_utils._clock import utc_
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import hash_files
 from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
-from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files, is_commit
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import (
+    MAX_FILES,
+    ModelFile,
+    check_files,
+    is_commit,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
@@ -30,6 +35,16 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 NAME = "directory"
 MANIFEST = "manifest.json"
 MANIFEST_MAX_BYTES = 8 << 20
+HEADER_MAX_BYTES = 64 << 10
+"""Of what stands before one member of an archive, such as a name too long for its header."""
+HEADERS_MAX_BYTES = 64 << 20
+LONG_HEADERS = frozenset(
+    (
+        *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+        *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    )
+)
+SPARSE = "files with holes (tar --sparse)"
 FILES = "files"
 VOLUMES = "volume-*"
 PIECE = "{path}.{number:03d}"
@@ -130,6 +145,7 @@ class DirectoryHub:
             ) from error
 
     def _place(self) -> _Place:
+        _refuse_link(self._path)
         mode = self._path.stat().st_mode
         if stat.S_ISDIR(mode):
             return _Folder(self._path)
@@ -185,6 +201,8 @@ class _Folder:
         self._path = path
         tops = [path, *sorted(entry for entry in path.glob(VOLUMES) if entry.is_dir())]
         self._roots = [folder for top in tops for folder in (top / FILES, top) if folder.is_dir()]
+        for root in self._roots:
+            _refuse_link(root)
 
     def read_manifest(self) -> str | None:
         for root in self._roots:
@@ -219,17 +237,52 @@ class _Folder:
         return pieces
 
 
+class _Header(tarfile.TarInfo):
+    """A header of an archive, weighed before tarfile reads what belongs to it: that has no limits of its own."""
+
+    def _proc_member(self, archive: Any) -> Any:
+        """What reads on after this header; tarfile means it to be overridden."""
+        fault = "" if self.size >= 0 else "a size below zero"
+        if self.type in LONG_HEADERS:
+            archive.header_bytes += self.size
+            if self.size > HEADER_MAX_BYTES or archive.header_bytes > HEADERS_MAX_BYTES:
+                fault = "longer names or notes than any model"
+            elif not fault:
+                begin = archive.fileobj.tell()
+                fault = SPARSE if b"GNU.sparse." in archive.fileobj.read(self.size) else ""
+                archive.fileobj.seek(begin)
+        elif self.type == tarfile.GNUTYPE_SPARSE:
+            fault = SPARSE
+        if fault:
+            raise HubError(
+                f"{archive.name} cannot be imported, since it has {fault}: make it with tar -cf from an export"
+            )
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+
+class _Tar(tarfile.TarFile):
+    tarinfo = _Header
+    header_bytes = 0
+
+
+def _counted(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    for count, member in enumerate(archive):
+        if count >= 2 * MAX_FILES:
+            raise HubError(f"{path} cannot be imported: it holds more than {2 * MAX_FILES} files and folders")
+        yield member
+
+
 class _Archive:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with tarfile.open(path, "r:") as archive:
+            with _Tar.open(path, "r:") as archive:
                 self._members = {
                     posixpath.normpath(member.name): (member.offset_data, member.size)
-                    for member in archive
-                    if member.isreg() and not member.issparse()
+                    for member in _counted(archive, path)
+                    if member.isreg()
                 }
-        except tarfile.TarError as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise HubError(
                 f"{path} is no folder and no tar archive that can be read in place ({error}): give one without "
                 "compression"
@@ -336,6 +389,15 @@ def _walk(top: Path) -> dict[str, Path]:
                 )
             found[path] = real
     return found
+
+
+def _refuse_link(place: Path) -> None:
+    """Raise HubError for a link: a disk that others filled could lead to what only this user may read."""
+    if place.is_symlink():
+        raise HubError(
+            f"{place} is a link, and an import follows none, since it could publish files from elsewhere on this host: "
+            "put the folder or the archive itself in its place"
+        )
 
 
 def _raise(error: OSError) -> None:

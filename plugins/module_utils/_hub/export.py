@@ -165,6 +165,10 @@ def _check_target(order: Order, manifest: Manifest, pieces: list[Piece], volumes
     inner = (order.store / ".store").resolve()
     if inner == path.resolve() or inner in path.resolve().parents:
         raise StoreError(f"path {path} lies in the store itself: choose a folder outside")
+    if path.is_symlink():
+        raise StoreError(
+            f"path {path} is a link, and an export follows none: remove it, or give the folder that it leads to"
+        )
     if path.exists() and not path.is_dir():
         raise StoreError(f"path {path} exists and is no folder")
     _check_medium(path, pieces, volumes)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
 from tests.simulators.hub.server import HubSimulator
+from tests.unit.hub.conftest import PROJECT
 
 REPO = "Org/Model"
 WEIGHTS = "model-00001-of-00002.safetensors"
@@ -97,6 +100,30 @@ def test_links_to_somewhere_else_are_refused(folder: Path, tmp_path: Path) -> No
     (folder / "config.json").symlink_to(tmp_path / "secret")
     with pytest.raises(HubError, match=r"'config.json', which is no file, or a link .*to somewhere else"):
         resolve(folder)
+
+
+@pytest.mark.parametrize("name", ["", "files", "volume-001", "volume-001/files"])
+@pytest.mark.parametrize("whole", [True, False], ids=["export", "plain"])
+def test_no_folder_that_files_are_looked_for_in_is_a_link(export: Path, tmp_path: Path, name: str, whole: bool) -> None:
+    """A disk that was filled elsewhere must not publish what only root may read here."""
+    private, disk = tmp_path / "private", tmp_path / "disk"
+    private.mkdir()
+    (private / "id_ed25519").write_text("a key")
+    if name:
+        shutil.copytree(export, disk) if whole else disk.mkdir()
+        shutil.rmtree(disk / name, ignore_errors=True)
+        (disk / name).parent.mkdir(exist_ok=True)
+    (disk / name).symlink_to(private)
+    with pytest.raises(HubError, match="is a link"):
+        resolve(disk)
+
+
+def test_an_archive_that_is_a_link_is_refused(export: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "there.tar", "w") as archive:
+        archive.add(export, arcname="Org--Model")
+    (tmp_path / "Org--Model.tar").symlink_to(tmp_path / "there.tar")
+    with pytest.raises(HubError, match=r"Org--Model.tar is a link"):
+        resolve(tmp_path / "Org--Model.tar")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to a folder", "dangling link"])
@@ -211,6 +238,49 @@ def test_what_is_missing_in_an_export_is_said_before_anything_is_read(
     expected = rf"2 of 6 files \(config\.json, {WEIGHTS}\) are not in {export} with the sizes .*: is every volume there"
     with pytest.raises(HubError, match=expected):
         resolve(export)
+
+
+def hostile_archive(place: Path, kind: str) -> Path:
+    """Some KB on disk that would make a trusting reader take a GiB, or read for ever."""
+    size = 1 << 30
+    member = tarfile.TarInfo("x")
+    with place.open("wb") as handle:
+        if kind in ("longname", "notes"):
+            member.type = tarfile.GNUTYPE_LONGNAME if kind == "longname" else tarfile.XHDTYPE
+            member.size = size
+            handle.write(member.tobuf(tarfile.GNU_FORMAT))
+        else:
+            notes = {
+                "sparse": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+                "backwards": {"size": "-1536"},
+            }[kind]
+            member.pax_headers = notes
+            handle.write(member.tobuf(tarfile.PAX_FORMAT))
+        handle.truncate(handle.tell() + size)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["longname", "notes", "sparse", "backwards"])
+def test_a_small_archive_takes_little_memory(tmp_path: Path, kind: str) -> None:
+    place = hostile_archive(tmp_path / "model.tar", kind)
+    reader = (
+        "import resource, sys; from pathlib import Path\n"
+        "from ansible_collections.socle.inference.plugins.module_utils._errors import HubError\n"
+        "from ansible_collections.socle.inference.plugins.module_utils._hub.directory import DirectoryHub\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))\n"
+        "try: DirectoryHub(sys.argv[1]).resolve('Org/Model', 'master')\n"
+        "except HubError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", reader, str(place)],
+        env={"PYTHONPATH": str(PROJECT / "collections")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(place) in done.stdout
 
 
 def test_an_archive_that_was_cut_off_is_refused(export: Path, manifest: Manifest, tmp_path: Path) -> None:

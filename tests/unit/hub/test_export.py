@@ -243,6 +243,15 @@ def test_no_folder_of_the_medium_leads_elsewhere(ensure: Ensure, store: Path, di
     assert list(outside.iterdir()) == []
 
 
+def test_the_folder_of_an_export_is_no_link(ensure: Ensure, store: Path, tmp_path: Path) -> None:
+    ensure()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError, match="is a link"):
+        send(store, tmp_path / "link")
+    assert not list((tmp_path / "outside").iterdir())
+
+
 def test_one_folder_holds_one_revision(ensure: Ensure, folder: Path, store: Path, disk: Path) -> None:
     ensure()
     send(store, disk)
