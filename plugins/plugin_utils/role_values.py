@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of variables that the roles which provision a host would refuse, told by the variables' names.
+"""Values of variables that roles would refuse, told by the variables' names.
 
 Ansible compares them when a role begins, which is after modules have read some of them under names of their own.
 """
@@ -40,12 +40,14 @@ def checked_variables() -> dict[str, Mapping[str, Any]]:
     return {name: spec for role in ROLES for name, spec in options[role].items() if not spec.get("required")}
 
 
-def value_faults(values: Mapping[str, Any]) -> list[str]:
+def value_faults(values: Mapping[str, Any], specified: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
     """A clause for each of *values*, by variable and without templates, that is wrong: "gpu_driver_hold is 3, ..".
+
+    *specified*: the options to compare with, by name; by default those of the roles that provision a host.
 
     No password is in it: values of secrets, of dictionaries and of addresses with a user are not shown.
     """
-    checked = checked_variables()
+    checked = checked_variables() if specified is None else specified
     faults = (_fault(name, checked[name], values[name]) for name in sorted(checked.keys() & values.keys()))
     return [fault for fault in faults if fault]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.socle.inference.plugins.filter.model_store_variables import variable_faults
 from ansible_collections.socle.inference.plugins.filter.models import (
     model_places,
     model_table,
@@ -34,7 +36,7 @@ from ansible_collections.socle.inference.plugins.filter.models_travel import (
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 
 from tests.simulators.hub.server import HubSimulator
-from tests.support.model_playbook import ALONE, Playbook, can_be_alone
+from tests.support.model_playbook import ALONE, PROJECT, Playbook, can_be_alone
 from tests.support.model_store import WEIGHTS, contents, flip_byte, overwrite
 
 
@@ -96,6 +98,51 @@ def test_verify_goes_by_the_lock_and_leaves_links_alone(
     assert "changed=0" in shown
     assert (tmp_path / "gpu1/Org--Model").readlink() == before
     assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model_store_acton": "list"}, "model_store_acton is no variable of socle (did you mean model_store_action?)"),
+        ({"model_store_moved": "acept"}, "expected one of refuse, keep, accept (did you mean accept?)"),
+        ({"model_store_action": "lst"}, "expected one of sync, verify, list, gc, remove, export, import (did you"),
+        ({"model_store_models": ["Acme/Small"]}, "model_store_models has the string Acme/Small as entry 1, expected"),
+    ],
+)
+def test_a_slip_in_a_variable_ends_a_run_with_one_sentence_before_anything(
+    models: Playbook, hub: HubSimulator, given: dict[str, Any], told: str
+) -> None:
+    done = models("sync", **given)
+    assert done.returncode != 0
+    (failure,) = (line for line in done.stdout.splitlines() if line.startswith("fatal:"))
+    assert told in failure and "Nothing was changed" in failure
+    assert len(done.stdout.splitlines()) < 20 and hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("models_given", "told"),
+    [
+        ({"repo": "a/A"}, "is a dictionary, "),
+        ("a/A", "is a string, "),
+        ([{"revision": "v1"}], "has {revision} as entry 1, which names no repo, "),
+        ([{"repo": "a/A"}, {"repo": "b/B", "revison": "v1"}], "has b/B as entry 2, and a model has no revison, only "),
+        ([{"repo": "a/A", "revision": ["v1"]}], "has a/A as entry 1, whose revision is a list, "),
+    ],
+)
+def test_models_in_another_form_are_told_with_the_right_one(models_given: Any, told: str) -> None:
+    hostvars = {"gpu1": {"model_store_models": models_given}, "gpu2": {"model_store_models": [{"repo": "a/A"}]}}
+    (fault,) = variable_faults(hostvars, hostvars)
+    assert fault.startswith(f"gpu1: model_store_models {told}")
+    assert fault.endswith("expected a list such as [{repo: ORGANISATION/NAME, revision: master}]")
+
+
+def test_what_role_and_playbook_have_is_no_fault() -> None:
+    defaults = yaml.safe_load((PROJECT / "roles/model_store/defaults/main.yml").read_text())
+    allowed = {"model_store_result": {}, "__model_store_part": {}, "model_store_remove": "a/A", "other": 1}
+    assert variable_faults({"gpu1": {**defaults, **allowed}}, ["gpu1"], [*defaults, "__model_store_locks"]) == []
+    assert variable_faults({"gpu1": {}}, ["gpu1"], ["model_store_pth"]) == [
+        "model_store_pth is no variable of socle (did you mean model_store_path?)"
+    ]
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
@@ -202,7 +249,7 @@ def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("destroy", "model_store_action is destroy, but must be sync, verify, list, gc, remove, export or import"),
+        ("destroy", "expected one of sync, verify, list, gc, remove, export, import"),
         ("export", "model_store_export_path must be the absolute path"),
         ("import", "model_store_import_path must be the absolute path"),
         ("remove", "model_store_remove must name the model"),

@@ -65,6 +65,7 @@ def test_three_hosts_cost_one_copy_over_the_wan_and_a_rerun_nothing(
     assert re.findall(r"changed=(\d+)", done.stdout) == ["0", "0", "0"]
     tasks = re.findall(r"^TASK \[socle.inference.model_store : (.*?)\]", done.stdout, re.MULTILINE)
     assert tasks[1:] == [
+        "Refuse variables that there are not, or not with this value",
         "Fix what each revision is",
         "See what the host has of its models",
         "Bring what any host lacks",
@@ -121,9 +122,16 @@ def test_the_playbook_says_where_no_models_are_named(tmp_path: Path) -> None:
     assert "gpu1, gpu2, gpu3: no models are named, so nothing was done there. Name them in model_store_models" in shown
 
 
+def test_a_misspelt_variable_of_one_host_ends_the_role_on_all_of_them(site: Site, hub: HubSimulator) -> None:
+    done = site.run(count=2, hosts={"gpu2": {"model_store_pth": "/x"}})
+    assert done.returncode != 0
+    assert "gpu2: model_store_pth is no variable of socle (did you mean model_store_path?)" in done.stdout
+    assert hub.requests == []
+
+
 def test_nothing_begins_anywhere_while_one_host_has_no_room(site: Site, hub: HubSimulator, tmp_path: Path) -> None:
     hosts = {"gpu2": {"model_store_reserve_gib": 1e6}}
-    done = site.run(count=3, hosts=hosts, model_store_force_prechecks=False, model_store_allow_volatile=True)
+    done = site.run(count=3, hosts=hosts, model_store_force_prechecks=False, model_store_allow_volatile_fs=True)
     assert done.returncode != 0
     assert re.search(r"gpu2: .* must stay free.*Nothing was downloaded on any host", done.stdout, re.DOTALL)
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  gpu")}
