@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError
-from ansible_collections.socle.inference.plugins.module_utils._hub.relay import check_address
+from ansible_collections.socle.inference.plugins.module_utils._hub.relay import check_address, parse_address
 
 ELSEWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses for documentation (RFC 5737, RFC 3849): nothing is sent, the kernel only looks up the route."""
@@ -55,11 +55,11 @@ def check_lan_address(text: str) -> None:
     """Raise HubError unless a person may have meant *text* as an address that neighbours reach; whether the host has it
     is seen when it is served on."""
     try:
-        address = ipaddress.ip_address(text)
+        address = parse_address(text)
     except ValueError:
         fault = "is no IP address"
     else:
-        fault = _address_fault(getattr(address, "ipv4_mapped", None) or address)
+        fault = _address_fault(address)
     if fault:
         raise HubError(
             f"model_store_lan_address must be an address of the host that its neighbours reach, but {text[:100]!r} "
@@ -110,13 +110,13 @@ def choose_address(
 
 def _is_public(address: str) -> bool:
     """Whether the whole internet can reach *address*, as far as it goes by the address."""
-    return ipaddress.ip_address(address).is_global
+    return parse_address(address).is_global
 
 
 def _is_lan(text: str) -> bool:
     """Whether *text* is an address rather than a name, and one that others could reach."""
     try:
-        address = ipaddress.ip_address(text)
+        address = parse_address(text)
     except ValueError:
         return False
     return not (address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local)

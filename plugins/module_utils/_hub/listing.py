@@ -21,6 +21,8 @@ MAX_FILES = 30_000
 KEPT = ("Type", "Path", "Name", "Size", "Sha256", "IsLFS", "Revision")
 """What is used of an entry."""
 
+MAX_BYTES = 1 << 53
+"""8 PiB, of all files together: no model has that, and no sum of sizes leaves what a float counts exactly."""
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 1024
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
@@ -108,12 +110,16 @@ def check_files(files: Iterable[ModelFile]) -> tuple[ModelFile, ...]:
     check_count(len(found))
     seen: dict[str, str] = {}
     folders: set[str] = set()
+    total = 0
     for file in found:
         fault = path_fault(file.path)
         if fault:
             raise _refused(file.path, fault)
         if not isinstance(file.size, int) or isinstance(file.size, bool) or file.size < 0:
-            raise _refused(file.path, f"has the impossible size {file.size!r}")
+            raise _refused(file.path, f"has the impossible size {file.size!r}"[:60])
+        total += file.size
+        if total > MAX_BYTES:
+            raise _refused(file.path, f"brings the model to more than {MAX_BYTES >> 50} PiB, as no model has")
         if not isinstance(file.sha256, str) or not SHA256.fullmatch(file.sha256):
             raise _refused(file.path, "has no SHA-256, so what arrives could not be verified")
         folded = unicodedata.normalize("NFC", file.path).casefold()

@@ -284,8 +284,8 @@ def _summary(manifest: Manifest) -> str:
 
 
 def _changed_paths(one: Manifest, other: Manifest) -> list[str]:
-    """Paths with other content, or on one side only."""
-    before, after = ({file.path: file.sha256 for file in manifest.files} for manifest in (one, other))
+    """Paths with other size or content, or on one side only."""
+    before, after = ({file.path: (file.size, file.sha256) for file in manifest.files} for manifest in (one, other))
     return sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
 
 

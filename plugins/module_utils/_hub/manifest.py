@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.names import 
 
 SCHEMA = 1
 ID_DIGITS = 12
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+"""As _clock.utc_now() writes it."""
+WORD = re.compile(r"[a-z][a-z-]{0,31}")
 
 
 def content_id(files: Iterable[ModelFile]) -> str:
@@ -112,10 +116,12 @@ def _check_names(manifest: Manifest) -> None:
         raise StoreError(f"a manifest names the revision {_shown(manifest.requested)}, which is none")
     if manifest.commit is not None and not is_commit(manifest.commit):
         raise StoreError("a manifest names a commit that is no commit")
-    for name, value in (("commit_from", manifest.commit_from), ("created", manifest.created)):
-        if not isinstance(value, str):
-            raise StoreError(f"a manifest has {name} {_shown(value)}, expected a text")
+    for name, value, form in (("commit_from", manifest.commit_from, WORD), ("created", manifest.created, TIME)):
+        # Both are shown, and written into locks: no text that moves a cursor, fills them or cannot be encoded.
+        if not isinstance(value, str) or not form.fullmatch(value):
+            expected = "a time such as 2026-11-30T09:28:44Z" if form is TIME else "a word in small letters"
+            raise StoreError(f"a manifest has {name} {_shown(value)}, expected {expected}")
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:120]
+    return ascii(value)[:120]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import MAX_BYTES
 
 GIB = 1 << 30
 RESERVE_BYTES = 5 * GIB
@@ -109,7 +110,7 @@ def reserve_bytes(gib: float | None) -> int | None:
     """The reserve that a person asked for, in bytes; raises StoreError for what is no size."""
     if gib is None:
         return None
-    if not math.isfinite(gib) or gib < 0:
+    if not math.isfinite(gib) or not 0 <= gib * GIB <= MAX_BYTES:
         raise StoreError(f"reserve_gib must be a number of GiB, 0 or more, found {gib}")
     return int(gib * GIB)
 

@@ -345,10 +345,16 @@ def star_connections(per_neighbour: int) -> int:
     return wanted
 
 
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that a connection to *text* reaches: ::ffff:10.0.0.1 is 10.0.0.1 of IPv4; ValueError for none."""
+    address = ipaddress.ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def check_address(address: str) -> None:
     """Raise HubError unless *address* is one address, for neighbours to connect to."""
     try:
-        parsed = ipaddress.ip_address(address)
+        parsed = parse_address(address)
     except ValueError:
         raise HubError(f"lan_address must be an IP address of the host, found {address[:100]!r}") from None
     if parsed.is_unspecified or parsed.is_multicast:

@@ -719,6 +719,12 @@ def test_without_a_route_the_address_must_be_given() -> None:
         choose_address(None, "gpu1", lambda _address: False, lambda: None)
 
 
+@pytest.mark.parametrize("address", ["::ffff:0.0.0.0", "::ffff:224.0.0.1", "::", "0.0.0.0", "ff02::1"])
+def test_nobody_serves_on_an_address_of_all_or_of_many_however_it_is_written(address: str) -> None:
+    with pytest.raises(HubError, match="must be one address of the host"):
+        choose_address(address, None)
+
+
 @pytest.mark.parametrize("public", ["8.8.8.8", "2606:4700::1111"])
 def test_a_public_address_is_served_on_only_when_asked_for(public: str) -> None:
     for connected_by in ("gpu1.example", public):

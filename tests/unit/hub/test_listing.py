@@ -27,6 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.structure imp
 from tests.simulators.hub.server import HubSimulator
 
 SHA = "ab" * 32
+WHEN = "2026-11-30T09:28:44Z"
 
 
 def blob(path: Any, size: Any = 1, sha256: Any = SHA) -> dict[str, Any]:
@@ -54,6 +55,8 @@ HOSTILE: dict[str, tuple[list[dict[str, Any]], str]] = {
     "negative size": ([blob("a", size=-1)], "impossible size"),
     "size is text": ([blob("a", size="1")], "impossible size"),
     "size is true": ([blob("a", size=True)], "impossible size"),
+    "size of 321 digits": ([blob("a", size=10**320)], "more than 8 PiB"),
+    "sizes that add up": ([blob("a", size=1 << 52), blob("b", size=1 << 52), blob("c")], "'c' brings the model to"),
     "no size": ([{"Path": "a", "Sha256": SHA}], "impossible size"),
     "duplicate": ([blob("a"), blob("a")], "collides"),
     "case": ([blob("Config.json"), blob("config.json")], "collides"),
@@ -147,16 +150,23 @@ def test_a_manifest_survives_its_file_and_changes_to_it_do_not() -> None:
         ("commit_from", None),
         ("created", 7),
         ("created", {}),
+        ("commit_from", "\udfff"),
+        ("created", "\ud800"),
+        ("created", "\x1b[2J"),
+        ("created", "2026-11-30T09:28:44Z\n"),
+        ("created", "x" * 3_000_000),
     ],
 )
 def test_a_manifest_with_names_that_no_path_may_hold_is_refused(name: str, value: Any) -> None:
-    manifest = Manifest("modelscope", "Org/Model", "master", None, "none", (ModelFile("a", 1, SHA),), "2026-11-30")
+    manifest = Manifest("modelscope", "Org/Model", "master", None, "none", (ModelFile("a", 1, SHA),), WHEN)
     document = json.loads(manifest.dumps())
     place = document if name == "created" else document["source"]
     assert name in place
     place[name] = value
-    with pytest.raises(StoreError, match=r"a manifest (names|has|is damaged)"):
+    with pytest.raises(StoreError, match=r"a manifest (names|has|is damaged)") as refused:
         loads(json.dumps(document))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
 
 
 def test_a_manifest_nested_too_deeply_is_refused() -> None:

@@ -149,6 +149,16 @@ def test_files_that_are_gone_count_among_those_that_differ(lock: Lock, folder: P
         lock()
 
 
+def test_another_size_alone_counts_among_what_differs(lock: Lock, hub: HubSimulator) -> None:
+    entry = {"Path": "config.json", "Type": "blob", "Size": 1, "Sha256": "ab" * 32}
+    hub.add_rule(path="/repo/files", files=[entry])
+    lock()
+    hub.reset()
+    hub.add_rule(path="/repo/files", files=[{**entry, "Size": 2}])
+    with pytest.raises(HubError, match=r"1 of 1 files differ \(config.json\)"):
+        lock()
+
+
 def test_a_moved_branch_can_be_kept_and_be_accepted(lock: Lock, inventory: Path, move: Callable[[], None]) -> None:
     old = lock()
     before = texts(inventory)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import prechecks
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import (
     GIB,
@@ -21,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks imp
     judge,
     needed_bytes,
     read_facts,
+    reserve_bytes,
     try_writing,
 )
 
@@ -184,6 +186,12 @@ def test_a_check_warns_of_folders_to_adopt_from_as_a_run_does(
 ) -> None:
     (warning,) = ensure(check=True, adopt_from=(tmp_path / "none",))["warnings"]
     assert warning == f"{tmp_path / 'none'}, which adopt_from names, is no folder on this host"
+
+
+@pytest.mark.parametrize("gib", [-1.0, 1e308, float("nan"), float("inf")])
+def test_a_reserve_that_is_no_size_is_refused(gib: float) -> None:
+    with pytest.raises(StoreError, match="reserve_gib must be a number of GiB"):
+        reserve_bytes(gib)
 
 
 def test_messages_name_options_so_that_they_can_be_told_from_words() -> None:
