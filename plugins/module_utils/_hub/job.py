@@ -6,7 +6,8 @@ It outlives the connection that started it. All talk with it is by small files i
 
     spec.json       in   what to bring, and the secrets for it; removed as soon as it is read
     upstreams.json  in   where to take it from; the download begins; removed as soon as it is read
-    token           in   another token that the relay accepts; removed as soon as it is read
+    token           in   another token for the relay, and the address to open one at where there is none yet; removed as
+                         soon as it is read
     stop            in   end, unless a download is under way
     status.json     out  once a second
     result.json     out  how the download ended
@@ -125,7 +126,7 @@ def read_json(place: Path) -> Any:
     """What write_private() wrote, or None where there is nothing, or nothing usable."""
     try:
         return json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -148,6 +149,11 @@ def policy_of(spec: dict[str, Any]) -> Policy:
         # Neighbours get a file's start only: one that arrives in pieces, out of order, would keep them waiting.
         policy = replace(policy, lines=1)
     return replace(policy, connections=spec["connections"]) if spec.get("connections") else policy
+
+
+def demand_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a run wants of a job beyond the content, for a later run that asks whether the job does what it wants."""
+    return {name: spec.get(name) for name in ("verify", "verify_max_age_s", "owner", "group", "link")}
 
 
 def hub_of(spec: dict[str, Any]) -> Hub:
@@ -309,9 +315,11 @@ class Job:
                 "address": None,
                 "port": None,
                 "systemd_unit": spec.get("systemd_unit"),
+                "demand": demand_of(spec),
             },
         )
         self.relay: Relay | None = None
+        self._hearing = threading.Lock()
         self.doubted: set[str] = set()
         """Files that are served here and that a neighbour found to be something else."""
         self.idle_s = float(spec.get("idle_s") or IDLE_S)
@@ -345,9 +353,7 @@ class Job:
         hub = hub_of(self.spec)
         serve = self.spec.get("relay")
         if serve:
-            limits = Limits(connections=star_connections(policy_of(self.spec).connections))
-            self.relay = Relay(self.shelf, serve["address"], [serve["token"]], limits, self.doubted.add)
-            self.status.note(address=self.relay.address, port=self.relay.port)
+            self._open_relay(serve)
         self.status.update("waiting to begin")
         self.status.tick()
         keeper.start()
@@ -360,6 +366,24 @@ class Job:
         return ensure_snapshot(
             request_of(self.spec, self.manifest), hub, self.status, origins=lambda _manifest: origins, shelf=self.shelf
         )
+
+    def _open_relay(self, serve: dict[str, Any]) -> None:
+        limits = Limits(connections=star_connections(policy_of(self.spec).connections))
+        self.relay = Relay(self.shelf, serve["address"], [serve["token"]], limits, self.doubted.add)
+        self.status.note(address=self.relay.address, port=self.relay.port)
+
+    def _hear(self) -> None:
+        """Let the neighbours of another run that joined this job take from it, too."""
+        serve = take_json(self.folder.token)
+        if not isinstance(serve, dict):
+            return
+        try:
+            if self.relay:
+                self.relay.admit(serve["token"])
+            else:
+                self._open_relay(serve)
+        except HubError as error:
+            self.status.note(relay_fault=str(error))
 
     def _origins(self, hub: Hub, order: dict[str, Any]) -> Sequence[Origin]:
         policy = policy_of(self.spec)
@@ -393,6 +417,10 @@ class Job:
     def _serve(self) -> None:
         """Until nobody needs it any more."""
         if self.relay is None:
+            # The keeper may be about to open one, for a run that joined in the last second.
+            with self._hearing:
+                self._hear()
+        if self.relay is None:
             return
         self.status.note(done=None, file=None, source=None)
         self.status.update("serving")
@@ -421,9 +449,8 @@ class Job:
 
     def _keep(self, over: threading.Event) -> None:
         while not over.wait(STATUS_S):
-            token = take_json(self.folder.token)
-            if token and self.relay:
-                self.relay.admit(token)
+            with self._hearing:
+                self._hear()
             if self.relay:
                 self.status.note(in_use=self.relay.in_use(IN_USE_S))
             # A full disk below /run must not end a download.
@@ -477,7 +504,7 @@ def main(path: str, detach: bool = False) -> None:
         use_environment(spec.get("environment") or {})
         Job(folder, spec).run()
     finally:
-        for place in (folder.payload, folder.upstreams, folder.token, folder.users):
+        for place in (folder.payload, folder.upstreams, folder.token):
             with contextlib.suppress(OSError):
                 place.unlink()
         os.close(lock)

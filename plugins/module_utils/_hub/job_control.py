@@ -24,6 +24,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.job import (
     PROXY_VARIABLES,
     Folder,
+    demand_of,
     is_locked,
     read_json,
     write_private,
@@ -82,7 +83,7 @@ class JobControl:
             self.folder,
             running,
             status if isinstance(status, dict) else {},
-            result if isinstance(result, dict) else None,
+            result if _is_result(result) else None,
         )
 
     def start(
@@ -103,7 +104,11 @@ class JobControl:
             view = self.look()
             if view and view.running and not view.over:
                 self._check_same(view, manifest)
-                return self._admit(view, spec, run), False
+                self._check_demand(view, spec)
+                view = self._admit(view, spec, run)
+                if not spec.get("relay") or view.status.get("port"):
+                    return view, False
+                # It ended before it could open a relay.
             if view and view.running:
                 result = renew() if self._serves(view, spec, manifest) else None
                 if result is not None:
@@ -121,7 +126,8 @@ class JobControl:
     ) -> list[str]:
         """Tell the job where to take the files from; returns warnings. A job that knows already goes on as it is."""
         view = self.look()
-        if view is None or not view.running:
+        # One that another run began may have ended meanwhile: its result is told by wait().
+        if view is None or not (view.running or view.over):
             raise HubError(self._describe_death("was to begin", view))
         self._check_same(view, manifest)
         if view.status.get("joined") or view.over:
@@ -168,7 +174,8 @@ class JobControl:
             if view is None:
                 return True
             others = self._users() - {run}
-            if view.running and others:
+            # Also of a job that has ended: another run may not have read its result yet.
+            if others:
                 write_private(self.folder.users, sorted(others))
                 return False
             if view.running and not view.over and view.status.get("joined"):
@@ -197,6 +204,24 @@ class JobControl:
                 pid=view.status.get("pid"),
             )
 
+    def _check_demand(self, view: View, spec: dict[str, Any]) -> None:
+        """Raise StoreError where the job of another run would end well without what this run asks for."""
+        found = view.status.get("demand")
+        if not isinstance(found, dict):
+            return
+        lacking = [
+            f"{name} {value}"
+            for name, value in demand_of(spec).items()
+            if value is not None and not _covers(name, value, found)
+        ]
+        if lacking:
+            raise StoreError(
+                f"a job of another run brings {self.repo} to this host since {view.status.get('started')} without "
+                f"{' and '.join(lacking)}, which this run asks for: run again when it is over, or end it "
+                f"with: {self._ending(view)}",
+                pid=view.status.get("pid"),
+            )
+
     def _users(self) -> set[str]:
         found = read_json(self.folder.users)
         return {str(user) for user in found} if isinstance(found, list) else set()
@@ -218,9 +243,19 @@ class JobControl:
     def _admit(self, view: View, spec: dict[str, Any], run: str) -> View:
         """Let a job that runs already serve this run too, and its relay accept the token of it."""
         write_private(self.folder.users, sorted(self._users() | {run}))
-        if view.status.get("port") and spec.get("relay"):
-            write_private(self.folder.token, spec["relay"]["token"])
-            self._await(lambda: not self.folder.token.exists())
+        if not spec.get("relay"):
+            return view
+        write_private(self.folder.token, spec["relay"])
+
+        def heard() -> bool:
+            seen = self.look()
+            answered = seen and (seen.status.get("port") or seen.status.get("relay_fault") or not seen.running)
+            return bool(answered and not (seen and seen.running and self.folder.token.exists()))
+
+        self._await(heard)
+        view = self.look() or view
+        if view.running and view.status.get("relay_fault"):
+            raise HubError(str(view.status["relay_fault"]))
         return view
 
     def _launch(self, spec: dict[str, Any]) -> View:
@@ -315,6 +350,26 @@ class JobControl:
             yield
         finally:
             os.close(descriptor)
+
+
+def _covers(name: str, value: Any, found: dict[str, Any]) -> bool:
+    """Whether a job with the demand *found* does what *value* of the demand *name* asks for."""
+    if name == "verify" and value == "quick":
+        return True
+    if name == "verify_max_age_s":
+        age = found.get(name)
+        return found.get("verify") == "full" or (isinstance(age, (int, float)) and age <= value)
+    return bool(found.get(name) == value)
+
+
+def _is_result(document: Any) -> bool:
+    """Whether *document* tells how a download ended, as _hub.job writes it."""
+    if not isinstance(document, dict):
+        return False
+    if document.get("failed"):
+        fields = document.get("fields")
+        return isinstance(document.get("msg"), str) and isinstance(fields, dict) and "message" not in fields
+    return isinstance(document.get("result"), dict)
 
 
 def default_base() -> Path:

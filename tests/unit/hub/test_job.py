@@ -245,6 +245,93 @@ def test_a_rerun_joins_the_running_job(hub: HubSimulator, fleet: Fleet, folder: 
     assert wan_bytes(hub) == one_copy(folder)
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [({"verify": "full"}, "verify full"), ({"owner": "65534"}, "owner 65534"), ({"verify_max_age": "1d"}, "86400")],
+)
+def test_a_run_that_asks_for_more_than_the_job_of_another_does_says_so(
+    fleet: Fleet, asked: dict[str, Any], named: str
+) -> None:
+    """The job of the other run would end well, and this run would report what nobody did."""
+    (host,) = fleet(1)
+    host.call("started")
+    with pytest.raises(StoreError, match=f"job of another run .* without .*{named}.*: run again when it is over"):
+        host.call("started", run="other", **asked)
+    host.call("joined", seed=True)
+    finish([host])
+    host.call("stopped")
+    host.call("started", verify="full", owner="0")
+    assert not host.call("started", run="other", owner="0", verify_max_age="1d")["new"], "that is done as well"
+
+
+def test_a_job_of_a_run_on_one_host_serves_the_hosts_of_a_run_that_joins_it(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    first, second = fleet(2)
+    hub.add_rule(**SLOW)
+    first.call("started", relay=False, relay_token=None, lan_address=None, run="alone")
+    first.call("joined", seed=True, relay_token=None)
+    joined = first.call("started")
+    assert not joined["new"] and joined["port"]
+    second.call("started")
+    second.call("joined", upstreams=[first.upstream()])
+    assert first.call("joined", seed=True)["warnings"] == []
+    assert [result["bytes"]["lan"] > 0 for result in finish([first, second])] == [False, True]
+    assert contents(second) == model(folder)
+    assert wan_bytes(hub) == one_copy(folder)
+    assert first.call("stopped", run="alone")["stopped"] is False
+    assert first.call("stopped")["stopped"] is True
+
+
+def test_an_address_that_a_running_job_cannot_serve_on_is_named(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    hub.add_rule(**SLOW)
+    host.call("started", relay=False, relay_token=None, run="alone")
+    host.call("joined", seed=True, relay_token=None)
+    with pytest.raises(HubError, match=r"cannot be served on 192\.0\.2\.1"):
+        host.call("started", lan_address="192.0.2.1")
+    finish([host])
+
+
+def test_a_job_that_ends_before_it_is_joined_has_done_its_work(fleet: Fleet, folder: Path) -> None:
+    (host,) = fleet(1)
+    host.call("started", relay=False, relay_token=None, run="alone")
+    assert not host.call("started", relay=False, relay_token=None)["new"]
+    host.call("joined", seed=True, relay_token=None)
+    await_that("over", lambda: not host.job().running)
+    assert host.call("joined", seed=True, relay_token=None)["warnings"] == []
+    assert host.call("stopped", run="alone")["stopped"] is False, "the other run has not read its result yet"
+    assert finish([host])[0]["changed"]
+    assert host.call("stopped")["stopped"] is True
+    assert host.control.look() is None
+
+
+@pytest.mark.parametrize("name", ["status", "result", "users"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        "[1]",
+        "{}",
+        '{"failed": false, "result": 5}',
+        '{"failed": true, "msg": ["a"], "fields": [1]}',
+        '{"failed": true, "msg": "m", "fields": {"message": 1}}',
+    ],
+    ids=["nested", "list", "empty", "no result", "no message", "fields"],
+)
+def test_damaged_files_of_a_job_are_as_good_as_none(fleet: Fleet, name: str, content: str) -> None:
+    (host,) = fleet(1)
+    folder = host.control.folder
+    folder.path.mkdir(parents=True, mode=0o700)
+    host.runtime.chmod(0o700)
+    getattr(folder, name).write_text(content)
+    with pytest.raises(HubError, match=r"ended without a result .* Run again"):
+        host.call("finished")
+    assert host.call("started")["new"]
+    host.call("joined", seed=True)
+    finish([host])
+
+
 def test_the_job_goes_on_when_the_process_that_started_it_ends(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
     (host,) = fleet(1)
     hub.add_rule(**SLOW)
