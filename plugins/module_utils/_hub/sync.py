@@ -26,7 +26,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks imp
     is_shared,
     reserve_bytes,
 )
-from ansible_collections.socle.inference.plugins.module_utils._hub.shared import name_store
+from ansible_collections.socle.inference.plugins.module_utils._hub.shared import name_local_store, name_store
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -88,7 +88,7 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
     plan["reserve"] = max(RESERVE_BYTES, int(total * RESERVE_SHARE)) if wanted_reserve is None else wanted_reserve
     running = view is not None and view.running and not view.over
     due = is_due(spec, found["verify"]["checked"], time.time())
-    store_name = _name_shared(spec, plan, check)
+    store_name = _name_store(spec, plan, check)
     return {
         **found,
         "store_name": store_name,
@@ -102,12 +102,14 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
     }
 
 
-def _name_shared(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> str | None:
-    """The name of a store on a network file system, by which the hosts that share it are told; None for another one.
+def _name_store(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> str | None:
+    """The name of the store, by which hosts that share it are told; None where there is none.
 
-    *plan* gets a fault where the store takes no name: then nobody knows who else writes it.
+    On a network file system, *plan* gets a fault where the store takes no name: then nobody knows who else writes it.
     """
-    if not (spec.get("allow_shared_fs") and is_shared(plan["store"]["file_system"])):
+    if not is_shared(plan["store"]["file_system"]):
+        return name_local_store(Path(spec["store"]))
+    if not spec.get("allow_shared_fs"):
         return None
     name = name_store(Path(spec["store"]), write=not check)
     if name is None and not check and not plan["faults"]:

@@ -56,7 +56,17 @@ def test_a_store_that_takes_no_name_is_refused(
     assert shared.STORE_NAME.fullmatch(found["store_name"]) and found["plan"]["faults"] == []
 
 
-def test_only_a_store_on_a_network_file_system_has_a_name(tmp_path: Path, hub: HubSimulator) -> None:
-    host = FleetHost("gpu1", "127.0.0.11", tmp_path / "gpu1", hub.url, resolve(hub.url, REPO))
-    assert host.call("inspected", allow_shared_fs=True)["store_name"] is None
-    assert not host.store.exists()
+def test_two_names_of_one_machine_have_one_store_and_two_folders_of_it_have_two(
+    tmp_path: Path, hub: HubSimulator
+) -> None:
+    manifest = resolve(hub.url, REPO)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "other way").symlink_to(tmp_path / "disk")
+    places = ["disk", "other way", "elsewhere"]
+    hosts = [
+        FleetHost(f"gpu{number}", "127.0.0.11", tmp_path / place, hub.url, manifest)
+        for number, place in enumerate(places)
+    ]
+    names = [host.call("inspected")["store_name"] for host in hosts]
+    assert names[0] and names[0] == names[1] != names[2]
+    assert not any(host.store.exists() for host in hosts), "a look makes nothing"
