@@ -38,6 +38,11 @@ def model_export_lines(results: Iterable[Mapping[str, Any]], host: str, check: b
         else:
             kept = f", {format_bytes(size['kept'])} were there" if size["kept"] else ""
             done = f"exported {what}: {format_bytes(size['copied'])} written{kept}"
+        if result.get("rewritten"):
+            verb = "was" if result["rewritten"] == 1 else "were"
+            done += f"; {counted(result['rewritten'], 'file')} {verb} damaged: written again"
+        if result.get("read_back"):
+            done += "; read back: right"
         lines.append(f"{host}: {result['repo']}@{result['requested']}: {done}")
     return lines
 

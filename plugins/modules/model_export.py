@@ -104,6 +104,14 @@ bytes:
   description: C(total) of the revision, C(copied) now, and C(kept) from an earlier run.
   returned: success
   type: dict
+read_back:
+  description: Whether all files were read from the folder and are right; with O(verify=full), outside of check mode.
+  returned: success
+  type: bool
+rewritten:
+  description: Number of files that were in the folder with the right size and wrong content, and were written again.
+  returned: success
+  type: int
 volumes:
   description: Names of the volumes; empty without O(volume_gib).
   returned: success

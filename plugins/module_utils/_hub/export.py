@@ -127,12 +127,16 @@ def export_snapshot(order: Order, progress: Progress) -> dict[str, Any]:
         "volumes": volumes,
         "files": len(manifest.files),
         "bytes": {"total": manifest.total_bytes, "copied": 0, "kept": manifest.total_bytes if done else 0},
+        "read_back": order.full and not order.check,
+        "rewritten": 0,
     }
     if (not done or order.full) and not order.check:
         _check_room(order, manifest, pieces)
         with _explained(order):
-            copied = _Export(store, manifest, order, progress).write(pieces, volumes)
+            export = _Export(store, manifest, order, progress)
+            copied = export.write(pieces, volumes)
         result["bytes"].update(copied=copied, kept=manifest.total_bytes - copied)
+        result["rewritten"] = len(export.damaged)
         result["changed"] = not done or copied > 0
     seconds = time.monotonic() - started
     copied = result["bytes"]["copied"]
@@ -261,6 +265,8 @@ class _Export:
         self.progress = progress
         self.done = 0
         self.copied = 0
+        self.damaged: set[str] = set()
+        """Files of the right size that were there and something else."""
 
     def write(self, pieces: list[Piece], volumes: list[str]) -> int:
         """Everything; returns the bytes that were written."""
@@ -301,6 +307,7 @@ class _Export:
                     self._copy(source, piece, None, digest, own)
                     if own.hexdigest() == there:
                         continue
+                    self.damaged.add(file.path)
                     # Not what it has to be; the digest of the whole file has these bytes already.
                     source.seek(piece.offset)
                     self.done -= piece.size

@@ -106,6 +106,7 @@ def test_a_damaged_copy_is_replaced_when_all_is_read(
     spoilt = next(path for path in sorted(disk.rglob(f"{WEIGHTS}*")))
     flip_byte(spoilt)
     result = send(store, disk, volume_bytes=volume_bytes, full=True)
+    assert (result["read_back"], result["rewritten"]) == (True, 1)
     assert result["changed"]
     assert result["bytes"]["copied"] == spoilt.stat().st_size
     assert contents(Path(receive(tmp_path / "other", disk)["path"])) == contents(folder)
