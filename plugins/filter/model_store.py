@@ -29,8 +29,7 @@ def unique_models(models: Iterable[Mapping[str, Any]], source: str = "modelscope
                 f"{repo} is wanted at {known['revision']} and at {revision} on one host: "
                 "give its instances the same revision"
             )
-        if model.get("path"):
-            known["path"] = str(model["path"])
+        known.update({name: str(model[name]) for name in ("path", "verify") if model.get(name)})
     return list(found.values())
 
 
@@ -59,7 +58,8 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     """What host *name* does for *model*: nothing, or a job, with a relay where others could use it.
 
     C(helper) is a host of an earlier batch that has the model, where no host of this one has; C(lender) is a host that
-    knows its manifest; C(writer) is the host that writes the store that *name* shares with it, if another one does.
+    knows its manifest; C(writer) is the host that writes the store that *name* shares with it, if another one does;
+    C(verify) is the level that *name* gives the model itself, if it does.
     """
     wanting = {host: seen for host in hosts if (seen := _seen(hostvars, host, model))}
     taking = {host: seen for host, seen in wanting.items() if _writer(hostvars, hosts, model, host) is None}
@@ -73,6 +73,7 @@ def part_in(hostvars: Any, hosts: Sequence[str], model: Mapping[str, Any], name:
     return {
         "job": mine is not None and bool(mine["work"] or shared),
         "relay": shared,
+        "verify": ((mine or {}).get("item") or {}).get("verify"),
         "lender": next(iter(taking), None),
         "writer": _writer(hostvars, hosts, model, name),
         "helper": helper,

@@ -109,6 +109,15 @@ def model_verify_wrong(hosts: Iterable[str], hostvars: Mapping[str, Any], name: 
     return [str(host) for host in hosts if any(_failed(result) for result in results_of(hostvars, str(host), name))]
 
 
+def model_verify_orders(
+    models: Iterable[Mapping[str, Any]], results: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """*models* as a repair is to verify them: in full what was found to be wrong on the host, by modelscope_snapshot's
+    *results* in a loop over their places; what was found to be whole just now is not read again."""
+    wrong = {str(result["item"]["repo"]) for result in results if _failed(result)}
+    return [{**model, "verify": "full" if str(model["repo"]) in wrong else "quick"} for model in models]
+
+
 def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str:
     """What is wrong on *host*, and how to repair it, in one text; empty where all models are whole."""
     failed = [result for result in results if _failed(result)]
@@ -229,5 +238,6 @@ class FilterModule:
             "model_table": model_table,
             "model_verify_lines": model_verify_lines,
             "model_verify_failure": model_verify_failure,
+            "model_verify_orders": model_verify_orders,
             "model_verify_wrong": model_verify_wrong,
         }

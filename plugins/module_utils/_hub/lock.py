@@ -217,8 +217,8 @@ def _moved(request: LockRequest, locked: Manifest, found: Manifest, memo: Memo) 
     total = len({file.path for manifest in (locked, found) for file in manifest.files})
     shown = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
     what = (
-        f"{request.repo} at {request.revision} has moved: the lock {request.location} holds {_named(locked)} of "
-        f"{locked.created}, the hub has {_named(found)}; {len(changed)} of {total} files differ ({shown})"
+        f"{request.repo} at {request.revision} has moved: locked is {_named(locked)} of {locked.created}, the hub has "
+        f"{_named(found)}; {len(changed)} of {total} files differ ({shown})"
     )
     if locked.commit and locked.commit == found.commit:
         what = (
@@ -232,11 +232,14 @@ def _moved(request: LockRequest, locked: Manifest, found: Manifest, memo: Memo) 
             _keep(request.location, locked)
             _write(request.location, found.dumps())
         return _result(request, found, changed=_counts(request, memo), before=locked, moved=True)
-    stay = f"pin revision: {locked.commit}" if locked.commit else "use -e model_store_moved=keep"
-    message = f"{what}. To accept it, use -e model_store_moved=accept; to stay with what is locked, {stay}"
     teller = memo.first("moved", request.host)
     if teller and teller != request.host:
-        message = f"{request.repo} at {request.revision} has moved: the message of {teller} says what to do"
+        raise HubError(f"{request.repo} at {request.revision} has moved: the message of {teller} says what to do")
+    pin = f", or pin it with revision: {locked.commit}" if locked.commit else ""
+    message = (
+        f"{what}. Take what the hub has with -e model_store_moved=accept, stay with what is locked with "
+        f"-e model_store_moved=keep{pin}"
+    )
     raise HubError(
         message,
         locked_commit=locked.commit,

@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.filter.model_store_lines import
     precheck,
     without_models,
 )
+from ansible_collections.socle.inference.plugins.filter.models import model_verify_orders
 
 MODEL = {"repo": "a/A", "revision": "master", "content_id": "sha256:1"}
 GIB = 1 << 30
@@ -101,6 +102,15 @@ def test_the_result_maps_each_repository_to_its_place() -> None:
 def test_a_revision_that_is_not_named_is_the_hub_s_own() -> None:
     assert unique_models([{"repo": "a/A"}], "huggingface") == [{"repo": "a/A", "revision": "main"}]
     assert unique_models([{"repo": "a/A", "path": "/usb/A"}], "directory")[0]["path"] == "/usb/A"
+
+
+def test_a_model_may_be_verified_in_another_way_than_the_others_of_its_host() -> None:
+    results = [{"item": {"repo": "a/A"}, "wanted": ["x"]}, {"item": {"repo": "b/B"}, "content_id": "sha256:2"}]
+    models = unique_models(model_verify_orders([{"repo": "a/A"}, {"repo": "b/B"}], results))
+    assert [model["verify"] for model in models] == ["full", "quick"]
+    found = seen(item=models[0])
+    hostvars = {"g1": inspected(found), "g2": inspected(seen())}
+    assert [part_in(hostvars, ["g1", "g2"], MODEL, host, "auto")["verify"] for host in hostvars] == ["full", None]
 
 
 def test_only_models_with_work_on_any_host_are_brought_and_in_one_order_for_all() -> None:

@@ -61,6 +61,8 @@ def test_models_are_listed_verified_and_repaired(
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}\n" in done.stdout
     assert "repair with -e model_store_action=verify -e model_store_repair=true" in done.stdout
     assert re.search(r"gpu2: Org/Model@master: full, 6 files, \d+ MB/s, \d+s, whole", done.stdout)
+    quick = models("verify", "--limit", "gpu2", model_store_verify="quick").stdout
+    assert "gpu2: Org/Model@master: quick, 6 files" in quick
     planned = models.good("verify", "--check", model_store_repair=True)
     assert f"gpu1: Org/Model@master: full, DAMAGED: {WEIGHTS}, would be repaired" in planned
     assert re.search(r"gpu1 .*changed=1", planned)
@@ -410,6 +412,11 @@ def test_exports_and_imports_that_did_nothing_have_a_line_too() -> None:
     assert line == (
         "gpu1: Org/Model@master: was there already, nothing written: 6 files, 2.0 KiB at /mnt/usb/Org--Model"
     )
+    (line,) = model_export_lines([{**sent, "read_back": True}], "gpu1", False)
+    assert line.endswith("2.0 KiB at /mnt/usb/Org--Model; read back: right")
+    again = {**sent, "changed": True, "bytes": {"total": 2048, "copied": 1024, "kept": 1024}}
+    (line,) = model_export_lines([{**again, "read_back": True, "rewritten": 1}], "gpu1", False)
+    assert line.endswith("1.0 KiB written, 1.0 KiB were there; 1 file was damaged: written again; read back: right")
     taken = {**sent, "files": {"total": 6}, "bytes": {"total": 2048, "disk": 0}}
     (line,) = model_imported_lines([taken], "gpu1")
     assert line == "gpu1: Org/Model@master: was complete already, nothing imported: 6 files, 2.0 KiB"

@@ -47,6 +47,8 @@ def test_three_hosts_cost_one_copy_over_the_wan_and_a_rerun_nothing(
     assert all(site.has_model(f"gpu{number}", folder) for number in (1, 2, 3))
     assert site.wan_bytes() == size(folder)
     assert len([request for request in hub.requests if request["path"].endswith("/repo/files")]) == 1
+    locking = done.stdout.partition("Fix what each revision is]")[2].partition("TASK [")[0]
+    assert re.findall(r"^(\w+): \[(\w+)\]", locking, re.M) == [("changed", "gpu1"), ("ok", "gpu2"), ("ok", "gpu3")]
     result = json.loads((tmp_path / "gpu3.json").read_text())["Org/Model"]
     assert result["path"] == str((tmp_path / "gpu3/Org--Model").resolve())
     assert result["content_id"].startswith("sha256:")
@@ -81,6 +83,8 @@ def test_a_check_run_reports_what_is_missing_and_writes_nothing(site: Site, hub:
     assert site.wan_bytes() == 0
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  gpu")]
     assert [row[0] for row in rows] == ["gpu1", "gpu2"]
+    locking = done.stdout.partition("Fix what each revision is]")[2].partition("TASK [")[0]
+    assert re.findall(r"^(\w+): \[(\w+)\]", locking, re.M) == [("changed", "gpu1"), ("ok", "gpu2")]
     assert rows[0][1] == "Org/Model@master" and "fetch" in rows[0] and "MiB" in rows[0] and "6:" in rows[0]
     assert re.search(r"gpu1 .*changed=[1-9]", done.stdout)
 
@@ -151,6 +155,28 @@ def test_a_host_that_fails_does_not_stop_the_others(
     assert "cannot be served on 192.0.2.1" in done.stdout
     assert site.has_model("gpu1", folder) and site.has_model("gpu3", folder)
     assert site.wan_bytes() == size(folder)
+
+
+def test_what_fails_for_a_model_is_told_without_its_manifest(site: Site, tmp_path: Path) -> None:
+    done = site.run(count=2, model_store_owner="nobody-of-that-name")
+    assert done.returncode != 0
+    failures = [line for line in done.stdout.splitlines() if line.startswith("failed:")]
+    assert len(failures) == 2 and all("model_store_owner is 'nobody-of-that-name'" in line for line in failures)
+    assert all(len(line) < 600 and "sha256" not in line for line in failures), failures
+
+
+def test_a_branch_that_moved_is_explained_once_at_the_first_host_with_all_ways_out(site: Site, folder: Path) -> None:
+    assert site.run(count=3).returncode == 0
+    (folder / "config.json").write_text("{}")
+    done = site.run(count=3)
+    assert done.returncode != 0
+    first, *others = (line for line in done.stdout.splitlines() if line.startswith("failed:"))
+    assert first.startswith("failed: [gpu1]")
+    for way in ("-e model_store_moved=accept", "-e model_store_moved=keep", "or pin it with revision: "):
+        assert first.count(way) == 1
+    assert [re.sub(r".*\"msg\": ", "", line) for line in others] == [
+        '"Org/Model at master has moved: the message of gpu1 says what to do"}'
+    ] * 2
 
 
 def test_a_run_that_fails_leaves_no_relay_behind(site: Site, hub: HubSimulator) -> None:
