@@ -296,6 +296,16 @@ class _Late:
             return self._made
 
 
+class _NoHub(_Late):
+    """In the place of a hub that is not to be asked."""
+
+    def _origin(self) -> Origin:
+        raise HubError(
+            f"no host that this one takes {self._manifest.repo} from gives what is missing here, and the option "
+            "offline is set, so that no hub is asked: bring the model to one of the hosts first"
+        )
+
+
 class Job:
     """One model, from the spec to the end of serving it."""
 
@@ -363,9 +373,11 @@ class Job:
         origins = self._origins(hub, order)
         self.status.note(joined=True)
         self.status.tick()
-        return ensure_snapshot(
-            request_of(self.spec, self.manifest), hub, self.status, origins=lambda _manifest: origins, shelf=self.shelf
-        )
+        request = request_of(self.spec, self.manifest)
+        if order["upstreams"]:
+            # Neighbours are no hub: what they have is in place here, too, once it came.
+            request = replace(request, offline=False)
+        return ensure_snapshot(request, hub, self.status, origins=lambda _manifest: origins, shelf=self.shelf)
 
     def _open_relay(self, serve: dict[str, Any]) -> None:
         limits = Limits(connections=star_connections(policy_of(self.spec).connections))
@@ -389,7 +401,7 @@ class Job:
         policy = policy_of(self.spec)
         rank = self.relay.rank if self.relay and order.get("source") else None
         peers = [Peer(check_upstream(upstream), order["token"], policy, rank=rank) for upstream in order["upstreams"]]
-        last = _Late(hub, self.manifest)
+        last = (_NoHub if self.spec.get("offline") else _Late)(hub, self.manifest)
         found: list[Origin] = [*peers, last]
         if peers and not order.get("hub"):
             reserve = Reserve(last, peers, float(self.spec.get("gone_s") or GONE_S))

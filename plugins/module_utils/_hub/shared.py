@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The name of a store that several hosts may have, to be known for the same by. Private to socle.inference.
 
-Two names of an inventory may be one machine, whose kernel and folders tell that. What a host calls a network file system
-proves nothing: two names of a server may be one, and one tag of virtiofs may be two. So the first host that looks
-writes a random name into the store, and the others find it there.
+Two names of an inventory may be one machine, whose kernel and folders tell that. What a host calls a network file
+system proves nothing: two names of a server may be one, and one tag of virtiofs may be two. So the first host that
+looks writes a random name into the store, and the others find it there.
 """
 
 from __future__ import annotations

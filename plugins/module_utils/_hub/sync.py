@@ -123,7 +123,13 @@ def _name_store(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> s
 
 def _look(spec: Mapping[str, Any], manifest: Manifest, probe: bool) -> dict[str, Any]:
     """The result of a snapshot in check mode, by one look at each file; with *probe* writing is tried."""
-    quick = {**spec, "verify": "quick" if spec["verify"] == "full" else spec["verify"], "verify_max_age_s": None}
+    quick = {
+        **spec,
+        "verify": "quick" if spec["verify"] == "full" else spec["verify"],
+        "verify_max_age_s": None,
+        # With a manifest no hub is asked for a look, and neighbours may have what is missing.
+        "offline": False,
+    }
     request = replace(request_of(quick, manifest), check=True, look_only=True, probe=probe)
     return ensure_snapshot(request, hub_of(quick), Progress())
 

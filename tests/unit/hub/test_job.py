@@ -293,6 +293,35 @@ def test_an_address_that_a_running_job_cannot_serve_on_is_named(hub: HubSimulato
     finish([host])
 
 
+def test_offline_a_model_comes_from_a_neighbour_and_never_from_the_hub(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    first, second = fleet(2)
+    begin([first])
+    finish([first])
+    hub.reset()
+    begin([first, second], offline=True, run="offline", gone_s=1)
+    finish([first, second])
+    assert contents(second) == model(folder)
+    (second.store / "Model" / WEIGHTS).unlink()
+    (first.store / "Model" / WEIGHTS).unlink()
+    second.call("started", offline=True, run="again", gone_s=1)
+    second.call("joined", upstreams=[first.upstream()], gone_s=1)
+    with pytest.raises(HubError, match="the option offline is set, so that no hub is asked"):
+        second.call("finished")
+    assert hub.requests == []
+
+
+def test_offline_what_no_neighbour_has_is_missing(hub: HubSimulator, fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    assert host.call("inspected", offline=True)["work"]
+    host.call("started", offline=True)
+    host.call("joined", seed=True)
+    with pytest.raises(HubError, match=r"6 missing .* the option offline is set"):
+        host.call("finished")
+    assert hub.requests == []
+
+
 def test_a_job_that_ends_before_it_is_joined_has_done_its_work(fleet: Fleet, folder: Path) -> None:
     (host,) = fleet(1)
     host.call("started", relay=False, relay_token=None, run="alone")
