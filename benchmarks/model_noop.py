@@ -60,6 +60,7 @@ def make_store(root: Path) -> Manifest:
     for file in manifest.files:
         with (folder / file.path).open("wb") as handle:
             handle.truncate(file.size)
+        (folder / file.path).chmod(0o444)
         ledger.note(manifest.id, file, (folder / file.path).stat())
     ledger.refs["master"] = manifest.id
     ledger.note_link("Model", manifest.id)

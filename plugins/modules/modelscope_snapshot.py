@@ -239,7 +239,8 @@ bytes:
 files:
   description:
     - Counts of files, C(total), C(fetched), C(verified) as they were, C(repaired), and C(removed) foreign ones.
-    - C(owner_changed) counts those that were there and belonged to somebody else than O(owner) and O(group).
+    - C(owner_changed) counts those that were there and belonged to somebody else than O(owner) and O(group), or were
+      not read-only.
   returned: success
   type: dict
   sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0, owner_changed: 0}

@@ -69,6 +69,7 @@ def rot(store: Path, path: Path) -> None:
     """Flip a byte as a bad disk does: the ledger agrees with every number that stat gives."""
     before = path.stat()
     flip_byte(path)
+    path.chmod(before.st_mode & 0o7777)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     edit_ledger(store, lambda entry: entry.update(ctime_ns=path.stat().st_ctime_ns), inode=path.stat().st_ino)
 

@@ -11,16 +11,22 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST, json_cost
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, path_fault
 
 LEDGER_SCHEMA = 1
 SNAPSHOT = re.compile(r"[0-9a-f]{12}")
 IDENTITY = ("size", "mtime_ns", "ctime_ns", "inode", "device")
 HISTORY = 10
+
+MAX_COST = 4 * JSON_MAX_COST
+"""Bytes of memory for several revisions."""
+LATEST_S = 1 << 40
+"""Seconds since the epoch; a time after it is none."""
 
 CLOCK_SLACK_NS = 2_000_000_000
 """A file system's clock may be a tick ahead of the one that is asked here, or coarser."""
@@ -46,6 +52,8 @@ class Ledger:
     links: dict[str, list[str]] = field(default_factory=dict)
     """Snapshots by link, the latest first."""
     clock: Callable[[], float] = time.time
+    damaged: bool = False
+    """There was one that could not be read, so this one began empty."""
 
     def files(self, snapshot: str) -> dict[str, Any]:
         """The entries of a snapshot, by path; changes are kept."""
@@ -77,15 +85,10 @@ class Ledger:
             entry = {**entry, "ctime_ns": status.st_ctime_ns}
         return bool(entry == {**identity(status), "sha256": file.sha256}) and status.st_size == file.size
 
-    def names_of(self, states: Iterable[os.stat_result]) -> list[tuple[str, str]]:
-        """Snapshot and path of all that these states prove."""
-        known = {(status.st_ino, status.st_dev): identity(status) for status in states}
-        return [
-            (snapshot, path)
-            for snapshot, revision in self.revisions.items()
-            for path, entry in revision["files"].items()
-            if {**entry, "sha256": None} == {**known.get((entry["inode"], entry["device"]), {}), "sha256": None}
-        ]
+    def holds(self, status: os.stat_result, sha256: str | None = None) -> bool:
+        """Whether the inode was found to hold the content *sha256*, or any, under whatever name, untouched since."""
+        found = identity(status)
+        return any(entry == {**found, "sha256": sha256 or entry["sha256"]} for _files, _path, entry in self._entries())
 
     def note(self, snapshot: str, file: ModelFile, status: os.stat_result) -> None:
         """Remember that this inode holds *file*."""
@@ -97,15 +100,47 @@ class Ledger:
             if (entry["inode"], entry["device"]) == (inode, device):
                 del files[path]
 
-    def renew_ctime(self, status: os.stat_result) -> None:
-        """The inode got or lost a name, which changes nothing but its ctime, for all its names."""
-        known = {**identity(status), "ctime_ns": None}
+    def renew_ctime(self, before: os.stat_result, after: os.stat_result) -> None:
+        """This process gave the inode another name, owner or mode while nobody could write to it: what its state
+        *before* proved, its state *after* does, for all its names."""
+        known = identity(before)
         for _files, _path, entry in self._entries():
-            if {**entry, "ctime_ns": None} == {**known, "sha256": entry["sha256"]}:
+            if entry == {**known, "sha256": entry["sha256"]}:
+                entry["ctime_ns"] = after.st_ctime_ns
+
+    def note_hash(self, sha256: str, status: os.stat_result) -> None:
+        """The inode was hashed just now: all that knows it by this hash, of whatever time, is proven again."""
+        known = {**identity(status), "sha256": sha256, "ctime_ns": None}
+        for _files, _path, entry in self._entries():
+            if {**entry, "ctime_ns": None} == known:
                 entry["ctime_ns"] = status.st_ctime_ns
 
     def full_check(self, snapshot: str) -> float | None:
-        """When all of the snapshot's files had been hashed, in seconds since the epoch; None when that is unknown."""
+        """When all of the snapshot's files had been hashed, in seconds since the epoch; None when that is unknown.
+
+        A file that other revisions share was hashed with them too: the latest time counts for each.
+        """
+        own = self._full(snapshot)
+        if own is None:
+            return None
+        latest = self._latest()
+        return min((latest[_key(entry)] for entry in self.files(snapshot).values()), default=own)
+
+    def file_check(self, snapshot: str, path: str) -> float | None:
+        """When the file was last hashed together with all others of a revision; None when that is unknown."""
+        entry = self.revisions.get(snapshot, {}).get("files", {}).get(path)
+        return self._latest().get(_key(entry)) if entry else None
+
+    def _latest(self) -> dict[tuple[Any, ...], float]:
+        """When each file was last hashed with a whole revision."""
+        latest: dict[tuple[Any, ...], float] = {}
+        for name, revision in self.revisions.items():
+            when = self._full(name)
+            for entry in revision["files"].values() if when is not None else ():
+                latest[_key(entry)] = max(when or 0.0, latest.get(_key(entry), 0.0))
+        return latest
+
+    def _full(self, snapshot: str) -> float | None:
         found = self.revisions.get(snapshot, {}).get("full")
         return found if found is not None and found <= self.clock() + CLOCK_SLACK_NS / 1e9 else None
 
@@ -126,19 +161,21 @@ def load_ledger(text: str, clock: Callable[[], float] = time.time) -> Ledger:
     """The ledger from its text; an empty one where it is damaged, since everything can be proven again."""
     found = Ledger(clock=clock)
     try:
+        if json_cost(text.encode("utf-8", "replace")) > MAX_COST:
+            return Ledger(clock=clock, damaged=True)
         document = json.loads(text)
         if document["schema"] != LEDGER_SCHEMA:
-            return found
+            return Ledger(clock=clock, damaged=True)
         revisions, refs, links = document["revisions"], document["refs"], document.get("links", {})
     except (ValueError, KeyError, TypeError, RecursionError):
-        return found
+        return Ledger(clock=clock, damaged=True)
     for name, value in revisions.items() if isinstance(revisions, dict) else ():
         files = value.get("files") if isinstance(value, dict) else None
         if SNAPSHOT.fullmatch(name) and isinstance(files, dict):
             found.files(name).update((path, entry) for path, entry in files.items() if _is_entry(path, entry))
             full = value.get("full")
             # A number that is none would compare false with everything, a truth value would be a second.
-            if isinstance(full, (int, float)) and not isinstance(full, bool) and full >= 0:
+            if isinstance(full, (int, float)) and not isinstance(full, bool) and 0 <= full <= LATEST_S:
                 found.note_full(name, float(full))
     for name, value in refs.items() if isinstance(refs, dict) else ():
         if _is_snapshot(value):
@@ -149,8 +186,16 @@ def load_ledger(text: str, clock: Callable[[], float] = time.time) -> Ledger:
     return found
 
 
+def _key(entry: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry[name] for name in (*IDENTITY, "sha256"))
+
+
 def _is_snapshot(value: Any) -> bool:
     return isinstance(value, str) and SNAPSHOT.fullmatch(value) is not None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 64
 
 
 def _is_entry(path: str, entry: Any) -> bool:
@@ -158,6 +203,6 @@ def _is_entry(path: str, entry: Any) -> bool:
         path_fault(path) is None
         and isinstance(entry, dict)
         and set(entry) == {*IDENTITY, "sha256"}
-        and all(isinstance(entry[name], int) and not isinstance(entry[name], bool) for name in IDENTITY)
+        and all(_is_count(entry[name]) for name in IDENTITY)
         and isinstance(entry["sha256"], str)
     )

@@ -9,6 +9,7 @@ import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.download impo
     Meter,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.growing import Shelf
-from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import identity
+from ansible_collections.socle.inference.plugins.module_utils._hub.lease import is_written
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub, Origin
@@ -40,7 +41,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
     Inspection,
     RepoStore,
     Source,
-    content_state,
     make_folder,
     part_of,
     remove_job,
@@ -89,7 +89,7 @@ class _Run:
         # What is only verified may belong to anybody.
         self.ownership = find_ownership(request.owner, request.group) if request.activate else Ownership()
         self.link = request.link or posixpath.basename(request.repo)
-        self.ledger = self.store.read_ledger()
+        self.ledger = self.store.read_ledger(self.warnings)
         self.room = Room(request, self.store, facts)
 
     def ensure(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class _Run:
             self.shelf.prove(path, location)
 
     def _strangers(self, inspection: Inspection) -> list[str]:
-        """The good files that belong to somebody else than they should."""
+        """The good files that belong to somebody else than they should, or are not read-only."""
         return [path for path, status in inspection.intact.items() if not self.ownership.fits(status)]
 
     def _is_full(self, manifest: Manifest) -> bool:
@@ -235,6 +235,12 @@ class _Run:
         finally:
             self.verify_s += time.monotonic() - started
         found.full = full
+        if self.request.activate:
+            self._distrust(manifest, found)
+        for path in found.written:
+            self.warnings.append(
+                f"{self.store.revision(manifest.id) / path} is open for writing by somebody else: it counts as damaged"
+            )
         for path in found.unreadable:
             self.warnings.append(
                 f"{self.store.revision(manifest.id) / path} cannot be read any more (Input/output error): look for "
@@ -244,6 +250,17 @@ class _Run:
             found.full_s, found.renewed = now, True
         self._learn(manifest, found)
         return found
+
+    def _distrust(self, manifest: Manifest, found: Inspection) -> None:
+        """A file that is to change its owner or mode, and that somebody has open for writing, is to be replaced."""
+        for path in self._strangers(found):
+            if is_written(self.store.revision(manifest.id) / path):
+                status = found.intact.pop(path)
+                found.rotten.append((status.st_ino, status.st_dev))
+                found.damaged.append(path)
+                found.written.append(path)
+        there = {*found.intact, *found.unproven}
+        found.wanted = [file for file in manifest.files if file.path not in there]
 
     def _learn(self, manifest: Manifest, found: Inspection) -> None:
         for inode, device in found.rotten:
@@ -313,7 +330,7 @@ class _Run:
 
     def _merge(self, manifest: Manifest, inspection: Inspection) -> None:
         """Put what this run learnt onto the ledger as it is now, under the lock."""
-        self.ledger = self.store.read_ledger()
+        self.ledger = self.store.read_ledger(self.warnings)
         self._learn(manifest, inspection)
         if self.request.activate and not is_commit(self.request.revision):
             self.ledger.refs[self.request.revision] = manifest.id
@@ -327,6 +344,11 @@ class _Run:
         wanted, extra = found.inspection.wanted, found.inspection.extra
         about = {"requested": manifest.requested, "commit": manifest.commit, "total_bytes": manifest.total_bytes}
         job = self.store.new_job(manifest.id, about)
+        try:
+            self.ownership.check(job)
+        except StoreError:
+            remove_job(job)
+            raise
         done = Done(Meter(self.progress, 0, climb=Climb(self.hub.policy)), repaired=bool(inspection.damaged))
         checked: list[float | None] = [found.inspection.full_s or self.ledger.full_check(manifest.id)]
         if wanted or extra:
@@ -335,7 +357,6 @@ class _Run:
             self._remove_dead(found, job)
         tree, folder = job / "tree", self.store.revision(manifest.id)
         fresh = {file.path for file in wanted}
-        done.owner_changed = self._own(found, tree, job)
         self.progress.update("checking structure")
         check_structure(manifest.files, lambda path: (tree if path in fresh else folder) / path)
         if wanted or extra:
@@ -345,6 +366,7 @@ class _Run:
             self.store.forget_rejected(manifest.id)
         else:
             self.store.save_manifest(manifest, job)
+        done.owner_changed = self._own(found)
         times = [when for when in checked if when is not None]
         self.ledger.note_full(manifest.id, min(times) if times and len(times) == len(checked) else None)
         changed = bool(wanted or extra or done.owner_changed)
@@ -358,29 +380,26 @@ class _Run:
         remove_job(job)
         return self._result(found, previous, changed, done)
 
-    def _own(self, found: _Found, tree: Path, job: Path) -> int:
-        """Give all files of the snapshot to whom they should belong; returns how many belonged to somebody else before.
+    def _own(self, found: _Found) -> int:
+        """Give all published files of the snapshot to whom they should belong, read-only; returns how many were there
+        and did not before.
 
-        That changes an inode's ctime, for all its names; the ledger learns that at once, as of a link.
+        That changes an inode's ctime, for all its names; the ledger learns that.
         """
         folder = self.store.revision(found.manifest.id)
-        strangers = self._strangers(found.inspection)
-        places = {folder / path: found.inspection.intact[path] for path in strangers}
-        for file in found.inspection.wanted:
-            status = (tree / file.path).lstat()
-            if not self.ownership.fits(status):
-                places[tree / file.path] = status
         count = 0
-        for place, seen in places.items():
-            before = place.lstat()
-            if identity(before) == identity(seen):
-                self.ownership.give(place)
-                after = place.lstat()
-                if content_state(after) == content_state(before):
-                    self.ledger.renew_ctime(after)
-                count += place.is_relative_to(folder)
-        if places:
-            self.store.save_ledger(self.ledger, job)
+        for file in found.manifest.files:
+            place = folder / file.path
+            if self.ownership.fits(place.lstat()):
+                continue
+            states = self.ownership.give(place, partial(self.ledger.knows, found.manifest.id, file))
+            if states is None:
+                raise StoreError(
+                    f"{place} was changed by somebody else, or is open for writing, so neither its owner nor its mode "
+                    "was put right: run again"
+                )
+            self.ledger.renew_ctime(*states)
+            count += file.path in found.inspection.intact and self.ownership.fits(states[1])
         return count
 
     def _gather(
@@ -431,7 +450,9 @@ class _Run:
         if fetched or late or done.adopted.linked or done.adopted.copied:
             checked.append(time.time())
         by_hash = time.time() if self._is_full(found.manifest) else None
-        checked += [by_hash or self.ledger.full_check(sources[path].snapshot) for path in done.linked]
+        checked += [
+            by_hash or self.ledger.file_check(sources[path].snapshot, sources[path].file.path) for path in done.linked
+        ]
         return checked
 
     def _sound(self, sources: dict[str, Source], manifest: Manifest, inspection: Inspection) -> dict[str, Source]:

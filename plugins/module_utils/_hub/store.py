@@ -29,13 +29,20 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import hash_files
 from ansible_collections.socle.inference.plugins.module_utils._hub.journal import forget_journal, held_spans, move_part
-from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger, load_ledger
+from ansible_collections.socle.inference.plugins.module_utils._hub.lease import (
+    change_still,
+    is_own,
+    is_written,
+    wait_for_tick,
+)
+from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger, identity, load_ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, is_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import (
@@ -49,6 +56,12 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.owner import 
     describe_owner,
     own_identity,
     parse_owner,
+)
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import (
+    LEDGER_BYTES,
+    MANIFEST_BYTES,
+    OWNER_BYTES,
+    read_state,
 )
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -81,6 +94,8 @@ class Inspection:
     """There with the right size, and not hashed, since only a look was wanted."""
     unreadable: list[str] = field(default_factory=list)
     """Damaged, since the disk cannot read them any more."""
+    written: list[str] = field(default_factory=list)
+    """Damaged, since somebody has them open for writing."""
     rotten: list[tuple[int, int]] = field(default_factory=list)
     """Inode and device of what was hashed and found to be something else."""
     hashed_files: int = 0
@@ -132,16 +147,24 @@ class RepoStore:
     def read_manifest(self, snapshot: str) -> Manifest | None:
         """The manifest of a snapshot, or None where there is no usable one of this repository."""
         try:
-            manifest = loads((self.base / "manifest" / f"{snapshot}.json").read_text(encoding="utf-8"))
+            manifest = loads(read_state(self.base / "manifest" / f"{snapshot}.json", MANIFEST_BYTES))
         except (OSError, UnicodeDecodeError, StoreError):
             return None
         return manifest if (manifest.hub, manifest.repo, manifest.id) == (self.hub, self.repo, snapshot) else None
 
-    def read_ledger(self) -> Ledger:
+    def read_ledger(self, warnings: list[str] | None = None) -> Ledger:
+        """What is known; nothing where the ledger is damaged, which *warnings* are told once."""
+        place = self.base / "ledger.json"
         try:
-            return load_ledger((self.base / "ledger.json").read_text(encoding="utf-8"))
+            found = load_ledger(read_state(place, LEDGER_BYTES))
+        except FileNotFoundError:
+            found = Ledger()
         except (OSError, UnicodeDecodeError):
-            return Ledger()
+            found = Ledger(damaged=True)
+        if found.damaged and warnings is not None:
+            warning = f"{place} is damaged and counts as empty: what it proved is hashed again"
+            warnings += [warning] if warning not in warnings else []
+        return found
 
     def known(self, revision: str, ledger: Ledger) -> Manifest | None:
         """What *revision* meant when it was last seen here."""
@@ -189,9 +212,15 @@ class RepoStore:
             else:
                 to_hash.append((file, status))
         total = sum(file.size for file, _status in to_hash)
+        _wait_for_ticks(status for _file, status in to_hash)
         hashes = hash_files([folder / file.path for file, _status in to_hash], total, progress, unreadable="")
         for (file, status), sha256 in zip(to_hash, hashes):
-            if sha256 == file.sha256:
+            if sha256 == file.sha256 and is_written(folder / file.path):
+                # It may hold something else as soon as this is said.
+                found.damaged.append(file.path)
+                found.written.append(file.path)
+                found.rotten.append((status.st_ino, status.st_dev))
+            elif sha256 == file.sha256:
                 found.renewed = found.renewed or not ledger.proves(manifest.id, file, status)
                 found.intact[file.path] = status
             else:
@@ -234,13 +263,14 @@ class RepoStore:
         *full*, else those that are not proven. The ledger learns what came out."""
         sources = {source.location: source for source in found.values() if full or not source.proven}
         states = {location: location.lstat() for location in sources}
+        _wait_for_ticks(states.values())
         sizes = {location: source.file.size for location, source in sources.items()}
         rotten = set()
         for location, sha256 in zip(sources, hash_files(list(sources), sum(sizes.values()), progress, unreadable="")):
             source, status = sources[location], states[location]
             if sha256 == source.file.sha256:
                 ledger.note(source.snapshot, source.file, status)
-                ledger.renew_ctime(status)
+                ledger.note_hash(sha256, status)
             else:
                 rotten.add(location)
                 ledger.forget(status.st_ino, status.st_dev)
@@ -304,7 +334,9 @@ class RepoStore:
                     progress.update("waiting for another run", int(spent), int(timeout_s), "s", describe_owner(owner))
                     sleep(min(LOCK_POLL_S, max(0.01, timeout_s - spent)))
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(own_identity()).encode(), 0)
+            # On a full disk the lock holds all the same, without a name.
+            with contextlib.suppress(OSError):
+                os.pwrite(descriptor, json.dumps(own_identity()).encode(), 0)
             yield waited
         finally:
             # Closing gives the lock back; so does the end of the process, however it comes.
@@ -313,7 +345,7 @@ class RepoStore:
     def read_lock(self) -> dict[str, Any] | None:
         """Who holds the lock: host, pid, since, state (empty where that is not known yet); None when it is free."""
         try:
-            descriptor = os.open(self.base / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self.base / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
         try:
@@ -356,7 +388,7 @@ class RepoStore:
         found = []
         for job in self.jobs():
             try:
-                target = json.loads((job / "owner.json").read_text(encoding="utf-8"))["snapshot"]
+                target = json.loads(read_state(job / "owner.json", OWNER_BYTES))["snapshot"]
                 age = time.time() - (job / "owner.json").stat().st_mtime
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 target, age = snapshot, 0.0
@@ -391,13 +423,12 @@ class RepoStore:
             place = part_of(job, file)
             for candidate, held in _received(dead, file):
                 with contextlib.suppress(OSError):
-                    if candidate.lstat().st_nlink == 1 and held > _held(place, file):
+                    if candidate.lstat().st_nlink == 1 and held > _held(place, file) and _take_back(candidate):
                         if candidate.parent.name == "part":
                             move_part(candidate, place)
                         else:
                             forget_journal(place)
                             candidate.replace(place)
-                        place.chmod(0o600)
             adopted += _held(place, file)
         return adopted
 
@@ -427,24 +458,27 @@ class RepoStore:
             place.unlink()
 
     def link_file(self, source: Source, target: Path, ledger: Ledger) -> os.stat_result | None:
-        """Hard-link *source*; None where that is not possible, or where it changed since it was proven.
+        """Hard-link *source*; None where that is not possible, where it changed since it was proven, or where somebody
+        could write to it just now.
 
         The link changes the inode's ctime; the ledger learns that, for all its names.
         """
         make_folder(target.parent)
         try:
-            before = source.location.lstat()
-            if not stat.S_ISREG(before.st_mode) or not ledger.knows(source.snapshot, source.file, before):
-                return None
-            os.link(source.location, target, follow_symlinks=False)
+            states = change_still(
+                source.location,
+                lambda status: ledger.knows(source.snapshot, source.file, status),
+                lambda _descriptor: os.link(source.location, target, follow_symlinks=False),
+            )
         except OSError:
             return None
-        after = target.lstat()
-        if content_state(before) != content_state(after):
+        if states is None:
+            return None
+        if identity(target.lstat()) != identity(states[1]):
             target.unlink()
             return None
-        ledger.renew_ctime(after)
-        return after
+        ledger.renew_ctime(*states)
+        return states[1]
 
     def publish(
         self,
@@ -460,12 +494,10 @@ class RepoStore:
         """
         tree, folder = job / "tree", self.revision(manifest.id)
         fresh = dict(_list_tree(tree, None, []))
+        hashes = {file.path: file.sha256 for file in manifest.files}
         for path, status in linked.items():
-            if path not in fresh or content_state(fresh[path]) != content_state(status):
-                raise StoreError(
-                    f"{path}, which {manifest.id} shares with another revision, was changed by somebody else "
-                    "before it was published: run again"
-                )
+            if path not in fresh or not _is_as_linked(fresh[path], status, hashes[path], ledger):
+                raise self._changed_while_linked(manifest, path)
         sync_tree(tree)
         self.save_manifest(manifest, job)
         for number, path in enumerate(sorted(extra)):
@@ -476,7 +508,18 @@ class RepoStore:
         if folder.exists():
             for path in fresh:
                 make_folder((folder / path).parent)
-                (tree / path).replace(folder / path)
+                if path in linked and not is_own(fresh[path]):
+                    states = change_still(
+                        tree / path,
+                        partial(ledger.holds, sha256=hashes[path]),
+                        partial(_rename, tree / path, folder / path),
+                    )
+                    if states is None:
+                        raise self._changed_while_linked(manifest, path)
+                    ledger.renew_ctime(*states)
+                    fresh[path] = states[1]
+                else:
+                    (tree / path).replace(folder / path)
             sync_tree(folder)
         else:
             tree.rename(folder)
@@ -484,25 +527,33 @@ class RepoStore:
         for file in manifest.files:
             status = (folder / file.path).lstat()
             expected = fresh.get(file.path)
-            if expected and content_state(expected) != content_state(status):
+            if expected and (
+                content_state(expected) != content_state(status)
+                or not (is_own(status) or ledger.holds(status, file.sha256))
+            ):
                 raise StoreError(f"{folder / file.path} was changed by somebody else while it was published: run again")
             if expected:
+                ledger.renew_ctime(expected, status)
                 ledger.note(manifest.id, file, status)
-                ledger.renew_ctime(status)
+
+    def _changed_while_linked(self, manifest: Manifest, path: str) -> StoreError:
+        return StoreError(
+            f"{path}, which {manifest.id} shares with another revision, was changed by somebody else "
+            "before it was published: run again"
+        )
 
     def remove(self, places: Iterable[Path], ledger: Ledger) -> None:
         """Remove stage folders and what was moved aside. Files in them that revisions hold too lose a name, which
         changes their ctime; *ledger* learns that."""
         for place in places:
-            shared = {(status.st_ino, status.st_dev): status for status in _linked_files(place)}
-            proven = ledger.names_of(shared.values())
-            remove_job(place)
-            for snapshot, path in proven:
+            for file in _linked_files(place):
+                states = None
                 with contextlib.suppress(OSError):
-                    status = (self.revision(snapshot) / path).lstat()
-                    before = shared.get((status.st_ino, status.st_dev))
-                    if before and content_state(status) == content_state(before):
-                        ledger.renew_ctime(status)
+                    states = change_still(file, ledger.holds, partial(_unlink, file))
+                if states:
+                    ledger.renew_ctime(*states)
+            with contextlib.suppress(FileNotFoundError):
+                remove_job(place)
 
     def save_ledger(self, ledger: Ledger, job: Path | None = None) -> None:
         ledger.revisions = {name: value for name, value in ledger.revisions.items() if self.revision(name).is_dir()}
@@ -511,6 +562,7 @@ class RepoStore:
             for link, history in ledger.links.items()
         }
         self._write(self.base / "ledger.json", ledger.dumps(), job or self.base)
+        ledger.damaged = False
 
     def save_manifest(self, manifest: Manifest, job: Path | None = None) -> None:
         """Write the manifest, unless there is a usable one: that is never changed."""
@@ -519,12 +571,18 @@ class RepoStore:
 
     def _write(self, place: Path, text: str, folder: Path) -> None:
         staged = folder / f".{place.name}.new"
-        with staged.open("w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fchmod(handle.fileno(), 0o644)
-            os.fsync(handle.fileno())
-        staged.replace(place)
+        try:
+            with staged.open("w", encoding="utf-8") as handle:
+                handle.write(text)
+                handle.flush()
+                os.fchmod(handle.fileno(), 0o644)
+                os.fsync(handle.fileno())
+            staged.replace(place)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                staged.unlink()
+            # Writing tells no name.
+            raise OSError(error.errno, error.strerror, str(place)) from error
         sync_folder(place.parent)
 
 
@@ -580,14 +638,46 @@ def remove_job(job: Path) -> None:
         job.unlink()
 
 
-def _linked_files(place: Path) -> Iterator[os.stat_result]:
-    """The states of regular files in *place* and below, or of *place*, that have other names."""
+def _linked_files(place: Path) -> Iterator[Path]:
+    """The regular files in *place* and below, or *place*, that have other names."""
     inside = (Path(parent, name) for parent, _folders, files in os.walk(place) for name in files)
     for file in (place, *inside):
         with contextlib.suppress(OSError):
             status = file.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                yield status
+                yield file
+
+
+def _unlink(place: Path, _descriptor: int) -> None:
+    place.unlink()
+
+
+def _rename(place: Path, target: Path, _descriptor: int) -> None:
+    place.replace(target)
+
+
+def _take_back(place: Path) -> bool:
+    """Make a file that a dead run left this user's alone, before it is hashed; False where somebody writes to it."""
+
+    def take(descriptor: int) -> None:
+        os.fchown(descriptor, os.geteuid(), os.getegid())
+        os.fchmod(descriptor, 0o600)
+
+    return change_still(place, lambda _status: True, take) is not None
+
+
+def _is_as_linked(found: os.stat_result, linked: os.stat_result, sha256: str, ledger: Ledger) -> bool:
+    """Whether a file is as it was when it was linked; one that others may write to, by the time of its last change."""
+    if content_state(found) != content_state(linked):
+        return False
+    return is_own(found) or ledger.holds(found, sha256)
+
+
+def _wait_for_ticks(states: Iterable[os.stat_result]) -> None:
+    """So that whoever writes to these files while they are hashed gives them another time."""
+    latest = max(states, key=lambda status: status.st_ctime_ns, default=None)
+    if latest is not None:
+        wait_for_tick(latest)
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub import ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub import lease, ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.job import request_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.ownership import Ownership, find_ownership
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-from tests.support.model_store import Death, contents, published, rot
+from tests.simulators.hub.server import HubSimulator
+from tests.support.model_store import WEIGHTS, Death, base, contents, published, rot
+from tests.unit.hub.conftest import FAST
 
 Ensure = Callable[..., dict[str, Any]]
 UID, GID = 45_001, 45_002
@@ -155,8 +160,143 @@ def test_a_file_system_without_owners_is_named_and_nothing_is_published(
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(ownership.os, "chown", refuse)
+    monkeypatch.setattr(ownership.os, "fchown", refuse)
     monkeypatch.setattr(Ownership, "fits", lambda _self, _status: False)
     with pytest.raises(StoreError, match=r"cannot be given to 45001:45002: Invalid argument; set the option owner"):
         ensure(**({"owner": str(UID), "group": str(GID)} if os.geteuid() == 0 else {}))
     assert published(store) == [] and not (store / "Model").exists()
+
+
+class Owner:
+    """Somebody who may write to the files of a model, holds one open for writing, and puts its times back."""
+
+    def __init__(self, place: Path) -> None:
+        self.before = place.stat()
+        self.descriptor = os.open(place, os.O_RDWR)
+
+    def write(self) -> None:
+        os.pwrite(self.descriptor, b"other", self.before.st_size - 5)
+        os.utime(self.descriptor, ns=(self.before.st_atime_ns, self.before.st_mtime_ns))
+
+
+@needs_root
+def test_until_a_file_is_published_it_is_roots(hub: HubSimulator, store: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watch(Progress):
+        def update(self, phase: str, *args: Any, **values: Any) -> None:
+            if phase in ("checking structure", "publishing"):
+                seen.extend(
+                    (file.stat().st_uid, stat.S_IMODE(file.stat().st_mode))
+                    for file in (base(store) / "stage").glob("*/tree/**/*")
+                    if file.is_file()
+                )
+
+    request = Request(repo="Org/Model", revision="master", store=store, reserve_bytes=0, **OWNED)
+    result = ensure_snapshot(request, make_hub(endpoint=hub.url, proxy="", policy=FAST), Watch())
+    assert set(seen) == {(0, 0o444)} and len(seen) == 12
+    assert owners(Path(result["path"])) == {(UID, GID)}
+
+
+@needs_root
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_a_dead_run_left_is_taken_back_or_left_out(
+    ensure: Ensure, hub: HubSimulator, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    def die(*_arguments: Any) -> None:
+        raise Death
+
+    monkeypatch.setattr(RepoStore, "publish", die)
+    with pytest.raises(Death):
+        ensure()
+    monkeypatch.undo()
+    left = next((base(store) / "stage").glob(f"*/tree/{WEIGHTS}"))
+    os.chown(left, UID, GID)
+    inode = left.stat().st_ino
+    owner = Owner(left) if is_open else None
+    seen = []
+
+    class Watch(Progress):
+        def update(self, phase: str, *args: Any, **values: Any) -> None:
+            seen.extend(
+                (file.stat().st_uid, stat.S_IMODE(file.stat().st_mode))
+                for file in base(store).glob("stage/*/*/*")
+                if file.stat().st_ino == inode and phase == "downloading"
+            )
+            if owner and phase == "publishing":
+                owner.write()
+
+    request = Request(repo="Org/Model", revision="master", store=store, reserve_bytes=0, **OWNED)
+    path = Path(ensure_snapshot(request, make_hub(endpoint=hub.url, proxy="", policy=FAST), Watch())["path"])
+    assert contents(path) == contents(folder) and owners(path) == {(UID, GID)}
+    assert ((path / WEIGHTS).stat().st_ino == inode) is not is_open
+    assert is_open or (UID not in {uid for uid, _mode in seen})
+
+
+@needs_root
+def test_a_shared_file_that_its_owner_has_open_is_fetched_and_not_linked(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    first = Path(ensure(**OWNED)["path"])
+    owner = Owner(first / WEIGHTS)
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    result = ensure(**OWNED)
+    owner.write()
+    assert result["bytes"]["wan"] > (folder / WEIGHTS).stat().st_size
+    assert contents(Path(result["path"])) == contents(folder) and not ensure(**OWNED)["changed"]
+
+
+@needs_root
+def test_what_the_owner_wrote_is_found_though_another_revision_got_or_lost_the_file(
+    ensure: Ensure, folder: Path, store: Path
+) -> None:
+    """The ledger learns the time of a change of its own alone."""
+    first = Path(ensure(**OWNED)["path"])
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    second = Path(ensure(**OWNED)["path"])
+    place = base(store) / "stage" / "left"
+    place.mkdir()
+    os.link(first / WEIGHTS, place / "file")
+    Owner(first / WEIGHTS).write()
+    repo = RepoStore(store, "modelscope", "Org/Model")
+    ledger = repo.read_ledger()
+    repo.remove([place], ledger)
+    repo.save_ledger(ledger)
+    result = ensure(**OWNED)
+    assert result["changed"] and contents(second) == contents(folder)
+
+
+@needs_root
+def test_a_file_that_its_old_owner_has_open_is_replaced_when_root_takes_it(ensure: Ensure, folder: Path) -> None:
+    path = Path(ensure(**OWNED)["path"])
+    owner = Owner(path / WEIGHTS)
+    result = ensure(owner="root", group="root")
+    owner.write()
+    assert result["files"]["repaired"] == 1 and owners(path) == {(0, 0)}
+    assert any("is open for writing by somebody else" in warning for warning in result["warnings"])
+    assert contents(path) == contents(folder) and not ensure()["changed"]
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o400, 0o4555])
+def test_a_file_that_is_not_read_only_is_put_right(ensure: Ensure, mode: int) -> None:
+    path = Path(ensure()["path"])
+    (path / "config.json").chmod(mode)
+    assert ensure(check=True)["changed"]
+    result = ensure()
+    assert result["changed"] and result["files"]["owner_changed"] == 1 and result["bytes"]["wan"] == 0
+    assert stat.S_IMODE((path / "config.json").stat().st_mode) == 0o444
+    again = ensure()
+    assert not again["changed"] and again["verify"]["hashed_files"] == 0
+
+
+@needs_root
+def test_a_file_system_without_leases_takes_no_other_owner_and_works_without(
+    ensure: Ensure, hub: HubSimulator, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_take_lease", lambda _descriptor, _place: lease.UNKNOWN)
+    with pytest.raises(StoreError, match=r"the option owner is 45001:45002, and the file system of .* has no leases"):
+        ensure(**OWNED)
+    assert published(store) == [] and not any("/cdn/" in request["path"] for request in hub.requests)
+    ensure()
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    assert ensure()["bytes"]["reused_link"] > 0

@@ -391,6 +391,7 @@ def test_quick_hashes_what_was_touched_but_is_the_same(ensure: Ensure, hub: HubS
 def test_full_notices_what_no_clock_shows(ensure: Ensure, folder: Path, store: Path) -> None:
     path = Path(ensure()["path"])
     flip_byte(path / WEIGHTS)
+    (path / WEIGHTS).chmod(0o444)
     trust_again(store, path / WEIGHTS)
     assert not ensure()["changed"]
     result = ensure(full=True)

@@ -432,6 +432,7 @@ def lay_sparse(root: Path, manifest: Manifest) -> None:
     for file in manifest.files:
         with (folder / file.path).open("wb") as handle:
             handle.truncate(file.size)
+        (folder / file.path).chmod(0o444)
         ledger.note(manifest.id, file, (folder / file.path).stat())
     repo.save_manifest(manifest)
     repo.save_ledger(ledger)
