@@ -16,7 +16,9 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.journal import read_journal
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import SNAPSHOT, Ledger
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_mentions
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import OWNER_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
@@ -110,7 +112,7 @@ def list_revisions(store: RepoStore, ledger: Ledger, links: list[Link]) -> list[
                 repo=manifest.repo if manifest else None,
                 commit=manifest.commit if manifest else None,
                 content_id=manifest.content_id if manifest else None,
-                requested=manifest.requested if manifest else None,
+                requested=_requested(manifest, ledger) if manifest else None,
                 bytes=manifest.total_bytes if manifest else None,
                 files=len(manifest.files) if manifest else None,
                 published_s=folder.stat().st_mtime,
@@ -126,6 +128,12 @@ def list_revisions(store: RepoStore, ledger: Ledger, links: list[Link]) -> list[
             if before and revision.snapshot == before[0]:
                 revision.previous_of.append(link.name)
     return found
+
+
+def _requested(manifest: Manifest, ledger: Ledger) -> str:
+    """What it was asked for as; its commit, once that name means another revision."""
+    moved = ledger.refs.get(manifest.requested, manifest.id) != manifest.id
+    return manifest.commit or manifest.requested if moved else manifest.requested
 
 
 def previous_of(link: Link, ledger: Ledger, revisions: list[Revision]) -> list[str]:
@@ -148,7 +156,7 @@ def describe_store(root: Path, state_dir: Path) -> dict[str, Any]:
         links = read_links(root)
         mentions = find_mentions(state_dir)
         for store in list_repositories(root, warnings):
-            ledger = store.read_ledger()
+            ledger = store.read_ledger(warnings)
             models.append(
                 {
                     "hub": store.hub,
@@ -173,22 +181,28 @@ def list_downloads(store: RepoStore) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for job in store.jobs():
         try:
-            owner = json.loads((job / "owner.json").read_text(encoding="utf-8"))
-            snapshot = str(owner["snapshot"])
-        except (OSError, ValueError, KeyError, TypeError):
+            owner = json.loads(read_state(job / "owner.json", OWNER_BYTES))
+            snapshot = owner["snapshot"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if not isinstance(snapshot, str):
             continue
         total = owner.get("total_bytes")
         entry = {
             "id": snapshot,
-            "requested": owner.get("requested"),
-            "commit": owner.get("commit"),
-            "bytes": total if isinstance(total, int) else None,
+            "requested": _text(owner.get("requested")),
+            "commit": _text(owner.get("commit")),
+            "bytes": total if isinstance(total, int) and 0 <= total < 1 << 63 else None,
             "received": _received_bytes(job),
         }
         # A later run takes over what an earlier one received: the one that has more says how far it is.
         if snapshot not in found or found[snapshot]["received"] < entry["received"]:
             found[snapshot] = entry
     return list(found.values())
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _received_bytes(job: Path) -> int:

@@ -61,6 +61,8 @@ class Rules:
     system: Path = Path("/")
     """Below it are the folders of units."""
     proc: Path = PROC
+    jobs: Path | None = None
+    """Where the folders of jobs are; the one of this user by default."""
     check: bool = False
 
 
@@ -123,7 +125,7 @@ def _collect_one(store: RepoStore, named: Mentions, rules: Rules, found: _Round)
 
 def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> None:
     """Under the lock, or only looking: revisions, what is left of them, stage."""
-    ledger = store.read_ledger()
+    ledger = store.read_ledger(found.warnings)
     before = ledger.dumps()
     links = [link for link in read_links(store.root) if (link.hub, link.folder) == (store.hub, store.base.name)]
     revisions = list_revisions(store, ledger, links)
@@ -147,8 +149,15 @@ def _sweep(store: RepoStore, named: Mentions, rules: Rules, found: _Round) -> No
         doomed = _remove(store, doomed, ledger, rules, found)
     found.removed += [entry_of(store, revision, bytes=freed[revision.path]) for revision in doomed]
     _sweep_stage(store, ledger, rules, found, stay)
-    if not rules.check and ledger.dumps() != before:
-        store.save_ledger(ledger)
+    if not rules.check and (doomed or ledger.dumps() != before):
+        # Last, since a full disk takes it only once something is freed. What it says of files that are gone is ignored.
+        try:
+            store.save_ledger(ledger)
+        except OSError as error:
+            found.warnings.append(
+                f"{error.filename} cannot be written: {error.strerror}; what was freed is freed, and the next run "
+                "hashes what it no longer proves"
+            )
 
 
 def _kept_by_links(links: list[Link], ledger: Ledger, revisions: list[Revision], keep: int) -> dict[str, str]:
@@ -201,8 +210,6 @@ def _remove(store: RepoStore, doomed: list[Revision], ledger: Ledger, rules: Rul
             place.rename(store.revision(snapshot))
         raise
     gone = [revision for revision in doomed if revision.snapshot in trash]
-    if gone:
-        store.save_ledger(ledger)
     for place in sorted((store.base / "manifest").glob("*.json")):
         # Also those that a run left which died here.
         if not store.revision(place.stem).exists():

@@ -117,6 +117,12 @@ def _held_by(process: Path, claims: Claims, namespaces: set[str]) -> Iterator[tu
         # It ended meanwhile, and holds nothing any more.
         return
     except PermissionError as error:
+        if os.geteuid() == 0:
+            raise StoreError(
+                f"what process {process.name} holds open cannot be seen, since the host of this container does not let "
+                "its root look: run this on the host itself, or in a container with CAP_SYS_PTRACE, so that nothing in "
+                "use is removed; nothing was touched"
+            ) from error
         raise StoreError(
             f"what process {process.name} holds open cannot be seen by this user: run as root, so that nothing in use "
             "is removed; nothing was touched"

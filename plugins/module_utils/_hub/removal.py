@@ -32,10 +32,12 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.gc import (
     open_files,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.holders import find_holders
+from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl, default_base
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_live_mentions
-from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, SOURCES
 from ansible_collections.socle.inference.plugins.module_utils._hub.owner import describe_owner
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import OWNER_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import TRASH, RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -83,10 +85,19 @@ def _lock(stores: list[RepoStore], locks: contextlib.ExitStack) -> list[dict[str
 
 def _busy(store: RepoStore) -> dict[str, Any]:
     try:
-        owner = (store.base / "lock").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        owner = read_state(store.base / "lock", OWNER_BYTES)
+    except (OSError, UnicodeDecodeError):
         owner = ""
     return {"hub": store.hub, "repo": store.repo, "reason": f"another run works on it: {describe_owner(owner)}"}
+
+
+def _jobs(root: Path, store: RepoStore, rules: Rules) -> list[dict[str, Any]]:
+    """The job of a run that is under way, and may wait for its turn without the lock."""
+    view = JobControl(rules.jobs or default_base(), str(root), store.hub, store.repo).look()
+    if view is None or not view.running or view.over:
+        return []
+    process = f"process {view.status['pid']}" if isinstance(view.status.get("pid"), int) else str(view.folder.path)
+    return [{"hub": store.hub, "repo": store.repo, "reason": f"a download of it is about to begin: {process}"}]
 
 
 def _remove(
@@ -100,6 +111,10 @@ def _remove(
         parts.append(_Part(store, revisions, own, store.stage_entries()))
         if rules.check and store.read_lock() is not None:
             in_use.append(_busy(store))
+    # Also of a source that nothing is here of yet.
+    for hub in SOURCES:
+        if not any(item["hub"] == hub for item in in_use):
+            in_use += _jobs(root, RepoStore(root, hub, repo), rules)
     in_use += _uses(parts, rules)
     if in_use and not rules.check:
         raise _refusal(repo, in_use)
@@ -173,5 +188,7 @@ def _carry_out(root: Path, repo: str, parts: list[_Part], rules: Rules) -> None:
     for part in parts:
         for manifest in (part.store.base / "manifest").glob("*.json"):
             manifest.unlink()
-        part.store.save_ledger(Ledger())
+        # Nothing new is written: the disk may be full.
+        with contextlib.suppress(FileNotFoundError):
+            (part.store.base / "ledger.json").unlink()
         part.store.remove(part.store.stage_entries(), Ledger())

@@ -452,9 +452,90 @@ def test_a_user_who_cannot_see_all_processes_frees_nothing(
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(holders, "_entries", refuse)
-    with pytest.raises(StoreError, match=r"run as root.*nothing was touched"):
-        run(store, rules)
+    for uid, advice in (
+        (1000, "run as root"),
+        (0, "run this on the host itself, or in a container with CAP_SYS_PTRACE"),
+    ):
+        monkeypatch.setattr(holders.os, "geteuid", lambda uid=uid: uid)
+        with pytest.raises(StoreError, match=rf"process 1 holds open cannot be seen.*{advice}.*nothing was touched"):
+            run(store, rules)
     assert len(published(store)) == 3
+
+
+def test_a_disk_without_room_for_the_ledger_is_freed_all_the_same(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(3)
+    left: list[list[str]] = []
+
+    def refuse(_self: RepoStore, place: Path, _text: str, _folder: Path) -> None:
+        left.append(published(store))
+        raise OSError(28, "No space left on device", str(place))
+
+    monkeypatch.setattr(RepoStore, "_write", refuse)
+    result = run(store, rules)
+    assert len(result["removed"]) == 1 and [len(names) for names in left] == [2], "freed first"
+    assert not list((base(store) / "stage").iterdir())
+    assert any("ledger.json cannot be written: No space left on device" in text for text in result["warnings"])
+    monkeypatch.undo()
+    assert not run(store, rules)["changed"]
+
+
+def test_a_fault_of_the_disk_names_the_file(publish: Publish, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(1)
+    repo = RepoStore(store, "modelscope", "Org/Model")
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left") as caught:
+        repo.save_ledger(repo.read_ledger())
+    assert caught.value.filename == str(base(store) / "ledger.json")
+    assert not list(base(store).glob(".*.new"))
+
+
+def test_a_name_stands_at_the_one_that_it_meant_last(
+    publish: Publish, ensure: Ensure, store: Path, rules: Rules
+) -> None:
+    old, new = publish(2)
+    commit = json.loads((base(store) / "manifest" / f"{old.name}.json").read_text())["source"]["commit"]
+    ensure(revision=commit)
+    found = {item["id"]: item for item in describe_store(store, rules.state_dir)["models"][0]["revisions"]}
+    assert (found[new.name]["requested"], found[new.name]["names"]) == ("master", ["master"])
+    assert (found[old.name]["requested"], found[old.name]["names"]) == (commit, [])
+    kept = {item["id"]: item["requested"] for item in run(store, rules)["kept"]}
+    assert kept == {old.name: commit, new.name: "master"}
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"snapshot": 5}', '{"snapshot": "a", "total_bytes": 1' + "0" * 400 + "}"]
+)
+def test_a_damaged_note_of_a_download_stops_nothing(publish: Publish, store: Path, rules: Rules, text: str) -> None:
+    publish(1)
+    job = base(store) / "stage" / "1-a"
+    job.mkdir()
+    (job / "owner.json").write_text(text)
+    (model,) = describe_store(store, rules.state_dir)["models"]
+    assert all(download["bytes"] is None for download in model["downloads"])
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "manifest", "stage/1-a/owner.json", "lock"])
+def test_a_pipe_or_a_huge_file_in_place_of_a_note_is_not_waited_for(
+    publish: Publish, ensure: Ensure, store: Path, rules: Rules, name: str
+) -> None:
+    (revision,) = publish(1)
+    place = base(store) / (f"manifest/{revision.name}.json" if name == "manifest" else name)
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    describe_store(store, rules.state_dir)
+    if name != "lock":
+        assert contents(Path(ensure()["path"])) == contents(revision)
+    if name == "ledger.json":
+        with place.open("wb") as handle:
+            handle.truncate(1 << 30)
+        assert ensure()["verify"]["hashed_files"]
 
 
 def test_dead_at_any_step_what_is_needed_is_whole_and_a_rerun_ends_it(
@@ -507,7 +588,7 @@ def test_the_message_about_a_full_disk_says_what_could_be_freed(
     monkeypatch.setattr(gc, "Rules", lambda **options: replace(rules, **options))
     publish(3)
     overwrite(folder / "config.json", b"{}")
-    with pytest.raises(StoreError, match=r"garbage collection .* could free 0.00 GiB: make room") as caught:
+    with pytest.raises(StoreError, match=r"garbage collection .* could free [0-9.]+ [KM]?i?B: make room") as caught:
         ensure(reserve_bytes=1 << 50)
     assert caught.value.fields["faults"] == ["space"]
 

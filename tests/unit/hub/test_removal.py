@@ -18,7 +18,10 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Sto
 from ansible_collections.socle.inference.plugins.module_utils._hub import gc
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import describe_store
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules
+from ansible_collections.socle.inference.plugins.module_utils._hub.job import hold_lock
+from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl
 from ansible_collections.socle.inference.plugins.module_utils._hub.removal import remove_model
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.support.model_store import base, contents, dying, overwrite, published
@@ -150,6 +153,32 @@ def test_a_model_that_is_being_downloaded_is_refused(revisions: list[Path], stor
         with pytest.raises(StoreError, match="another run works on it"):
             remove(store, rules)
     assert len(published(store)) == 2
+
+
+def test_a_job_that_waits_to_begin_is_in_the_way(
+    revisions: list[Path], store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    folder = JobControl(tmp_path / "jobs", str(store), "modelscope", REPO).folder
+    folder.path.mkdir(parents=True)
+    lock = hold_lock(folder)
+    assert lock is not None
+    (found,) = remove(store, rules, jobs=tmp_path / "jobs", check=True)["in_use"]
+    assert "a download of it is about to begin" in found["reason"]
+    with pytest.raises(StoreError, match="a download of it is about to begin"):
+        remove(store, rules, jobs=tmp_path / "jobs")
+    assert len(published(store)) == 2
+    os.close(lock)
+    assert remove(store, rules, jobs=tmp_path / "jobs")["changed"]
+
+
+def test_a_full_disk_is_no_obstacle(
+    revisions: list[Path], store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: RepoStore, place: Path, _text: str, _folder: Path) -> None:
+        raise OSError(28, "No space left on device", str(place))
+
+    monkeypatch.setattr(RepoStore, "_write", refuse)
+    assert remove(store, rules)["changed"] and published(store) == []
 
 
 def test_what_is_opened_in_the_last_moment_brings_everything_back(

@@ -344,7 +344,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_byte(
     ensure: Ensure, hub: HubSimulator, store: Path
 ) -> None:
     with pytest.raises(
-        StoreError, match=r"GiB free, but 0.00 GiB are to be downloaded and 1048576.00 GiB must stay free"
+        StoreError, match=r"iB free, but [0-9.]+ [KM]?i?B are to be downloaded and 1024.0 TiB must stay free"
     ):
         ensure(reserve_bytes=1 << 50)
     assert [request["path"] for request in hub.requests] == ["/api/v1/models/Org/Model/repo/files"]
@@ -617,6 +617,9 @@ def test_a_reserve_that_is_no_size_is_refused(start: Start, reserve: Any) -> Non
         lambda ledger: ledger.update(refs=7),
         lambda ledger: ledger["refs"].update(master=["x"]),
         lambda ledger: ledger["refs"].update(master="\0"),
+        lambda ledger: [value.update(full=10**400) for value in ledger["revisions"].values()],
+        lambda ledger: [value.update(full=float("inf")) for value in ledger["revisions"].values()],
+        lambda ledger: [value["files"][WEIGHTS].update(ctime_ns=10**400) for value in ledger["revisions"].values()],
     ],
 )
 def test_a_ledger_with_nonsense_in_it_heals(
@@ -631,6 +634,34 @@ def test_a_ledger_with_nonsense_in_it_heals(
     overwrite(folder / "config.json", b"{}")
     assert contents(Path(ensure()["path"])) == contents(folder)
     assert ensure()["verify"]["hashed_files"] == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 1}', "\0", '{"schema": 1' + "0" * 5000 + "}", "{}"])
+def test_a_damaged_ledger_is_told_and_counts_as_empty(ensure: Ensure, store: Path, text: str) -> None:
+    ensure()
+    (base(store) / "ledger.json").write_text(text)
+    result = ensure()
+    assert not result["changed"] and result["verify"]["hashed_files"] == 6
+    assert [warning for warning in result["warnings"] if "ledger.json is damaged and counts as empty" in warning]
+    again = ensure()
+    assert not again["warnings"] and again["verify"]["hashed_files"] == 0
+
+
+def test_the_newest_proof_of_each_file_counts(ensure: Ensure, folder: Path, store: Path) -> None:
+    """Files that a later revision was wholly hashed with were hashed then, for the earlier ones too."""
+    first = Path(ensure()["path"])
+    ledger = json.loads((base(store) / "ledger.json").read_text())
+    ledger["revisions"][first.name]["full"] = 1000.0
+    (base(store) / "ledger.json").write_text(json.dumps(ledger))
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    second = Path(ensure()["path"])
+    ensure(full=True)
+    (folder / "config.json").write_text('{"architectures": ["Third"]}')
+    third = Path(ensure()["path"])
+    repo = RepoStore(store, "modelscope", "Org/Model").read_ledger()
+    newest = repo.full_check(second.name)
+    assert newest and (repo.full_check(third.name) or 0) >= newest
+    assert repo.full_check(first.name) == 1000.0, "its own file was not hashed again"
 
 
 def test_a_path_that_is_no_unicode_is_refused_in_one_sentence() -> None:
