@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import repo_of
 from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import (
     aligned,
     commit_of,
@@ -107,6 +110,50 @@ def model_remove_faults(hosts: Iterable[str], hostvars: Mapping[str, Any], name:
     return faults
 
 
+def model_remove_unknown(
+    hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, locks: str, store: str = ""
+) -> list[str]:
+    """A sentence for each model that is to be removed and that no host, no inventory and no lock in the folder *locks*
+    knows: a slip of the pen. What was known and is gone is none.
+
+    The variable *name* of each host holds model_store_remove's results, *store* model_store_info's, for what was meant.
+    """
+    hosts = [str(host) for host in hosts]
+    looks = [found for host in hosts for found in results_of(hostvars, host, name)]
+    # A host that could not be looked at may have it.
+    there = {str(look["item"]) for look in looks if not _is_absent(look)}
+    known = {repo for host in hosts for repo in _named_on(hostvars[host])} | _locked_in(Path(locks))
+    held = {str(model["repo"]) for host in hosts for model in (hostvars[host].get(store) or {}).get("models", ())}
+    faults = []
+    for repo in dict.fromkeys(str(look["item"]) for look in looks):
+        if repo in there | known:
+            continue
+        near = difflib.get_close_matches(repo, sorted(known | held), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        faults.append(f"{repo} is in no store of these hosts, in no lock and not in the inventory{hint}")
+    return faults
+
+
+def _is_absent(look: Mapping[str, Any]) -> bool:
+    return "removed" in look and not (look["removed"] or look["links"] or look["stage"] or look["in_use"])
+
+
+def _named_on(variables: Mapping[str, Any]) -> set[str]:
+    """The models that the inventory names for a host."""
+    instances = variables.get("vllm_instances") or {}
+    named = [model.get("repo") for model in variables.get("model_store_models") or () if isinstance(model, Mapping)]
+    for instance in instances.values() if isinstance(instances, Mapping) else ():
+        model = instance.get("model") if isinstance(instance, Mapping) else None
+        named.append(model.get("repo") if isinstance(model, Mapping) else model)
+    return {str(repo) for repo in named if repo}
+
+
+def _locked_in(folder: Path) -> set[str]:
+    """The models that have locks in *folder*: SOURCE/ORG--NAME@REVISION.json."""
+    found = {repo_of(place.name.partition("@")[0]) for place in folder.glob("*/*@*.json")}
+    return {repo for repo in found if repo}
+
+
 def model_removed_lines(
     hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, check: bool, wanted: str = "model_store_models"
 ) -> list[str]:
@@ -139,5 +186,6 @@ class FilterModule:
             "model_gc_lines": model_gc_lines,
             "model_remove_lines": model_remove_lines,
             "model_remove_faults": model_remove_faults,
+            "model_remove_unknown": model_remove_unknown,
             "model_removed_lines": model_removed_lines,
         }

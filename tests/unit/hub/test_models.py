@@ -19,12 +19,14 @@ from ansible_collections.socle.inference.plugins.filter.model_store_variables im
 from ansible_collections.socle.inference.plugins.filter.models import (
     model_places,
     model_table,
+    model_verify_failure,
     model_verify_lines,
 )
 from ansible_collections.socle.inference.plugins.filter.models_freed import (
     model_gc_lines,
     model_remove_faults,
     model_remove_lines,
+    model_remove_unknown,
     model_removed_lines,
 )
 from ansible_collections.socle.inference.plugins.filter.models_travel import (
@@ -225,6 +227,51 @@ def test_a_site_without_a_hub_imports_on_one_host_and_serves_the_other(
     assert (tmp_path / "inventory/.socle/locks/modelscope/Org--Model@master.json").is_file()
 
 
+def test_a_disk_that_turns_out_damaged_ends_an_import_on_all_hosts_without_a_hub(
+    models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
+) -> None:
+    manifest = make_hub(endpoint=hub.url, proxy="").resolve("Org/Model", "master")
+    for disk in ("bad", "good"):
+        shutil.copytree(folder, tmp_path / disk / "Org--Model/files")
+        (tmp_path / disk / "Org--Model/manifest.json").write_text(manifest.dumps())
+    flip_byte(tmp_path / "bad/Org--Model/files" / WEIGHTS)
+    hub.reset()
+    near = {"gpu1": str(tmp_path / "bad"), "gpu2": str(tmp_path / "no disk")}
+    done = models("import", model_store_import_path="{{ " + str(near) + "[inventory_hostname] }}")
+    assert done.returncode != 0
+    assert WEIGHTS in done.stdout
+    assert not (tmp_path / "gpu1/Org--Model").exists() and not (tmp_path / "gpu2").exists()
+    near["gpu2"] = str(tmp_path / "good")
+    near["gpu1"] = str(tmp_path / "no disk")
+    models.good("import", model_store_import_path="{{ " + str(near) + "[inventory_hostname] }}")
+    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
+    assert hub.requests == []
+
+
+def test_one_run_goes_back_to_a_commit_that_only_the_last_host_holds(
+    models: Playbook, folder: Path, tmp_path: Path
+) -> None:
+    models.bring("gpu2")
+    given = {
+        "model_store_models": [{"repo": "Org/Model", "revision": models.locked_commit}],
+        "model_store_endpoint": "http://127.0.0.1:1",
+    }
+    models.lock.unlink()
+    planned = models.good("sync", "--check", **given)
+    assert not list(models.lock.parent.iterdir())
+    assert re.search(r"gpu1 .*failed=0", planned)
+    models.good("sync", **given)
+    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
+
+
+def test_a_model_that_is_not_there_is_called_so() -> None:
+    result = {"item": {"repo": "Org/Model", "revision": "master", "source": "modelscope"}, "msg": "offline is set"}
+    assert model_verify_failure([result], "gpu1") == (
+        "gpu1: Org/Model at master is not in the store; bring what is missing with -e model_store_action=sync"
+    )
+    assert model_verify_lines([result], "gpu1", "full") == ["gpu1: Org/Model@master: full, not in the store"]
+
+
 def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
     models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
@@ -403,6 +450,36 @@ def test_what_is_to_be_removed_is_a_table_of_its_own() -> None:
         "gpu1: Org/Model: would remove 1 revision, 1 link, 0 unfinished downloads, 2.0 KiB",
         "gpu3: Org/Model: not there, nothing to remove",
     ]
+
+
+def test_a_model_that_nothing_knows_is_a_slip_and_one_that_was_known_is_not(tmp_path: Path) -> None:
+    empty = {"removed": [], "stage": [], "links": [], "in_use": [], "freed_bytes": 0, "changed": False}
+
+    def look(repo: str, **other: Any) -> dict[str, Any]:
+        return {"look": {"results": [{**empty, "item": repo}]}, "store": {"models": [{"repo": "Acme/Large"}]}, **other}
+
+    def unknown(**hosts: dict[str, Any]) -> list[str]:
+        return model_remove_unknown(hosts, hosts, "look", str(tmp_path), "store")
+
+    told = "Acme/Lagre is in no store of these hosts, in no lock and not in the inventory (did you mean Acme/Large?)"
+    assert unknown(gpu1=look("Acme/Lagre"), gpu2=look("Acme/Lagre")) == [told]
+    assert unknown(gpu1=look("Zzz/Zzz"))[0].endswith("not in the inventory")
+    assert unknown(gpu1=look("a/A"), gpu2=look("a/A", model_store_models=[{"repo": "a/A"}])) == []
+    assert unknown(gpu1=look("a/A", vllm_instances={"chat": {"model": {"repo": "a/A"}}})) == []
+    assert unknown(gpu1=look("a/A"), gpu2={"look": {"results": [{"item": "a/A", "msg": "run as root"}]}}) == []
+    assert unknown(gpu1={"look": {"results": [{**empty, "item": "a/A", "links": ["a--A"]}]}}) == []
+    (tmp_path / "modelscope").mkdir()
+    (tmp_path / "modelscope/a--A@master.json").touch()
+    assert unknown(gpu1=look("a/A")) == []
+
+
+@pytest.mark.skipif(not can_be_alone(), reason="needs root, and a process namespace of its own")
+def test_a_slip_in_what_is_to_be_removed_fails_with_the_nearest_model(models: Playbook) -> None:
+    current = models.bring("gpu1")
+    refused = models("remove", within=ALONE, model_store_remove="Org/Modle")
+    assert refused.returncode != 0
+    assert "not in the inventory (did you mean Org/Model?). Nothing was removed on any host" in refused.stdout
+    assert current.is_dir()
 
 
 def test_exports_and_imports_that_did_nothing_have_a_line_too() -> None:
