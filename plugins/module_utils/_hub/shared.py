@@ -16,6 +16,7 @@ import secrets
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import existing
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import OWNER_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import make_folder
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -58,7 +59,7 @@ def name_local_store(root: Path) -> str | None:
 
 def _read(place: Path) -> str | None:
     try:
-        found = place.read_text(encoding="ascii")
+        found = read_state(place, OWNER_BYTES)
     except (OSError, UnicodeDecodeError):
         return None
     return found if STORE_NAME.fullmatch(found) else None
