@@ -91,6 +91,8 @@ def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: s
             verdict = f"DAMAGED: {some_of(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
             if repair and (wanted or result.get("extra")):
                 verdict += f", {repair} repaired"
+            if _absent(result):
+                verdict = "not in the store"
             if "holds" in result["item"]:
                 verdict = _other(result["item"]) + (f", {repair} brought" if repair else "")
             lines.append(f"{host}: {model}: {level}, {verdict}")
@@ -131,7 +133,15 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
     ]
     moved = [result["item"] for result in failed if "holds" in result["item"]]
     behind = [f"{item['repo']} at {item['revision']}: {_other(item)}" for item in moved]
-    others = [str(result.get("msg")) for result in failed if result not in damaged and "holds" not in result["item"]]
+    absent = [result for result in failed if _absent(result)]
+    others = [f"{result['item']['repo']} at {result['item']['revision']} is not in the store" for result in absent] + (
+        ["bring what is missing with -e model_store_action=sync"] if absent else []
+    )
+    others += [
+        str(result.get("msg"))
+        for result in failed
+        if result not in [*damaged, *absent] and "holds" not in result["item"]
+    ]
     cure = ["repair with -e model_store_action=verify -e model_store_repair=true"] if damaged else []
     sync = ["bring what is locked with -e model_store_action=sync"] if moved else []
     return f"{host}: " + "; ".join([*texts, *cure, *behind, *sync, *others])
@@ -140,6 +150,12 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
 def _failed(result: Mapping[str, Any]) -> bool:
     """The mark itself is taken away, so that all models of a host are looked at."""
     return "content_id" not in result
+
+
+def _absent(result: Mapping[str, Any]) -> bool:
+    """Whether the store holds nothing of the model, by where model_places() found it; that is no damage."""
+    damaged = result.get("wanted") or result.get("extra")
+    return _failed(result) and not damaged and not {"holds", "manifest", "wanted"} & {*result["item"]}
 
 
 def _other(item: Mapping[str, Any]) -> str:

@@ -99,7 +99,16 @@ class Memo:
     def tell(self, manifest: Manifest) -> None:
         """Take *manifest* for the answer, whatever it was before."""
         with self.locked():
-            self._write({"manifest": manifest.dumps()})
+            self.remember(manifest)
+
+    def remember(self, manifest: Manifest) -> None:
+        """tell(), for who has the lock already."""
+        self._write({"manifest": manifest.dumps()})
+
+    def known(self) -> Manifest | None:
+        """What was told or answered before; None where nothing was, or that no hub answers."""
+        found = (self._read() or {}).get("manifest")
+        return loads(found) if found else None
 
     def ask(self, question: Callable[[], Manifest], keep_host_failure: bool = True) -> Manifest:
         """The answer to *question*, or to the same one before; raises HubError as it did. That one host does not reach
@@ -153,8 +162,10 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo, held:
     if locked and (request.offline or is_commit(request.revision)):
         return _result(request, locked)
     if request.offline:
-        kept = _held(request, held)
+        kept = memo.known() or _held(request, held)
         if kept:
+            # For the hosts that do not hold it, also in check mode, where no lock is written.
+            memo.remember(kept)
             return _lock(request, kept, memo)
         raise StoreError(
             f"{request.repo} at {request.revision} has no lock at {request.location}, and the option offline is set: "
@@ -174,6 +185,7 @@ def _ensure(request: LockRequest, make_hub: Callable[[], Hub], memo: Memo, held:
             return _result(request, locked, warning=f"{error}; the lock {request.location} is used: {_named(locked)}")
         kept = _held(request, held) if isinstance(error, HubUnreachable) else None
         if kept:
+            memo.remember(kept)
             return _lock(
                 request,
                 kept,
