@@ -29,6 +29,8 @@ REASONS = {
     "together": "no space for all its models",
 }
 """What a fault is called in the table; its sentence follows."""
+PER_MODEL = ("space", "inodes")
+"""Faults that depend on what the model needs."""
 SWITCH = "switch (all files are here, only the link changes)"
 
 
@@ -39,7 +41,12 @@ def precheck(hostvars: Any, hosts: Iterable[str], force: bool = False) -> dict[s
     for host in hosts:
         inspections = _inspections(hostvars, host)
         together = _together(inspections, force)
-        sentences = [fault["message"] for seen in inspections for fault in seen["plan"]["faults"]]
+        # What is wrong with the store is so for all its models.
+        sentences = [
+            f"{_model_of(seen)}: {fault['message']}" if fault["id"] in PER_MODEL else fault["message"]
+            for seen in inspections
+            for fault in seen["plan"]["faults"]
+        ]
         faults += [f"{host}: {sentence}" for sentence in dict.fromkeys([*sentences, *together])]
         rows += [(host, seen, bool(together)) for seen in inspections]
     writers = _writers(rows)

@@ -180,13 +180,14 @@ def _judge_space(
     if need and facts.free < need + kept:
         gc = ""
         if reclaimable is not None:
-            gc = f"; garbage collection (action gc of the playbook models) could free {reclaimable / GIB:.2f} GiB"
+            gc = f"; garbage collection (action gc of the playbook models) could free {_size(reclaimable)}"
+        # A smaller reserve is of use only where the files themselves fit.
+        cure = ", choose another store or lower reserve_gib" if facts.free >= need else " or choose another store"
         faults.append(
             Fault(
                 "space",
-                f"{where} has {facts.free / GIB:.2f} GiB free, but {need / GIB:.2f} GiB are to be downloaded and "
-                f"{kept / GIB:.2f} GiB must stay free{gc}: make room, choose another store, lower reserve_gib or set "
-                "the option force; nothing was downloaded",
+                f"{where} has {_size(facts.free)} free, but {_size(need)} are to be downloaded and {_size(kept)} must "
+                f"stay free{gc}: make room{cure}",
             )
         )
     if files and facts.inodes is not None and facts.inodes < files + SPARE_INODES:
@@ -194,6 +195,15 @@ def _judge_space(
             Fault("inodes", f"{where} has {facts.inodes} inodes left, but {files} files are to come: make room")
         )
     return faults
+
+
+def _size(count: float) -> str:
+    """As the tables of models show sizes: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def _day(seconds: float) -> str:

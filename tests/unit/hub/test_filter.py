@@ -323,7 +323,7 @@ def test_the_table_has_a_row_for_each_host_and_model_and_the_sentence_of_each_fa
         "gpu2 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB refused: no space 4: config.json, b, c, ...",
         "g3 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB fetch 4: config.json, b, c, ...",
     ]
-    assert found["faults"] == ["gpu2: no room"]
+    assert found["faults"] == ["gpu2: a/A@master: no room"]
 
 
 def test_models_that_fit_one_by_one_but_not_together_are_refused() -> None:

@@ -98,9 +98,14 @@ def test_local_file_systems_are_taken(file_system: str) -> None:
 def test_the_message_about_a_full_disk_names_need_free_file_system_and_what_could_be_freed() -> None:
     facts = replace(GOOD, free=30 * GIB)
     (fault,) = judge(facts, 48 * GIB, 30, Allowed(), reclaimable=52 * GIB)
-    assert "/srv/models (ext4 at /srv) has 30.00 GiB free, but 48.00 GiB are to be downloaded" in fault.message
-    assert "20.00 GiB must stay free" in fault.message
-    assert "could free 52.00 GiB" in fault.message
+    assert "/srv/models (ext4 at /srv) has 30.0 GiB free, but 48.0 GiB are to be downloaded" in fault.message
+    assert "20.0 GiB must stay free" in fault.message
+    assert "could free 52.0 GiB: make room or choose another store" in fault.message
+    assert "reserve_gib" not in fault.message, "no reserve is small enough"
+    (fault,) = judge(facts, 20 * GIB - 1, 30, Allowed())
+    assert fault.message.endswith("make room, choose another store or lower reserve_gib")
+    (fault,) = judge(replace(GOOD, free=3 << 20), 20 << 20, 30, Allowed(reserve_bytes=0))
+    assert "has 3.0 MiB free, but 20.0 MiB are to be downloaded and 0 B must stay free" in fault.message
 
 
 def test_nothing_to_download_needs_no_space() -> None:
@@ -195,7 +200,7 @@ def test_a_reserve_that_is_no_size_is_refused(gib: float) -> None:
 
 
 def test_messages_name_options_so_that_they_can_be_told_from_words() -> None:
-    full = judge(replace(GOOD, free=0), GIB, 1, Allowed())[0].message
+    full = judge(replace(GOOD, free=GIB), GIB, 1, Allowed())[0].message
     late = judge(replace(GOOD, clock_s=0.0), 0, 0, Allowed())[0].message
-    assert "lower reserve_gib or set the option force" in full
+    assert "choose another store or lower reserve_gib" in full
     assert "pass over this with the option force" in late

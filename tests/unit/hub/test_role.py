@@ -68,6 +68,7 @@ def test_three_hosts_cost_one_copy_over_the_wan_and_a_rerun_nothing(
     tasks = re.findall(r"^TASK \[socle.inference.model_store : (.*?)\]", done.stdout, re.MULTILINE)
     assert tasks[1:] == [
         "Refuse variables that there are not, or not with this value",
+        "Look for commits that only a host may have",
         "Fix what each revision is",
         "See what the host has of its models",
         "Bring what any host lacks",
@@ -202,7 +203,9 @@ def test_messages_name_the_host_the_model_and_the_variables_of_the_role(site: Si
     done = site.run("--check", count=2, model_store_reserve_gib=1e6, **given)
     assert done.returncode != 0
     said, warned = " ".join(done.stdout.split()), " ".join(done.stderr.split())
-    assert "lower model_store_reserve_gib or set model_store_force_prechecks; nothing was downloaded" in said
+    assert ": make room, choose another store or lower model_store_reserve_gib. Nothing was downloaded" in said
+    assert f"gpu2: Org/Model@master: {tmp_path}/gpu2 (" in said and " MiB are to be downloaded" in said
+    assert said.lower().count("nothing was downloaded") == said.count("fatal:") + said.count("[ERROR]")
     assert "option " not in said
     for host in ("gpu1", "gpu2"):
         expected = f"{host}: Org/Model: {tmp_path}/none, which model_store_adopt_from names, is no folder on this host"
