@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import age_of, aligned, counted
+from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import age_of, aligned, counted, some_of
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import (
     format_bytes,
     format_duration,
@@ -206,7 +206,9 @@ def _local(result: Mapping[str, Any]) -> list[str]:
     if files.get("repaired"):
         done.append(f"repaired {counted(files['repaired'], 'file')}")
     if files.get("removed"):
-        done.append(f"moved {counted(files['removed'], 'file')} aside that did not belong there")
+        aside = result.get("moved_aside") or {}
+        named = f" ({some_of(aside['files'])}), to {aside['folder']}" if aside.get("files") else ""
+        done.append(f"moved {counted(files['removed'], 'file')} aside that did not belong there{named}")
     return done
 
 

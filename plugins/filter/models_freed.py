@@ -23,6 +23,9 @@ from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
 LEFT_OVER = "unfinished download"
+MOVED_ASIDE = "foreign file"
+REJECTED = "rejected"
+"""The folder of what was moved out of revisions, since it did not belong there, or arrived wrong (_hub/store)."""
 TRASH = "trash-"
 """What garbage collection and removal call a revision that is on its way out (_hub/store)."""
 
@@ -62,9 +65,17 @@ def _left_over_rows(host: str, stage: Iterable[Mapping[str, Any]], gone: str) ->
     rows: list[Sequence[str]] = []
     for item in stage:
         dying = str(item["path"]).rpartition("/")[2].startswith(TRASH)
+        kind = _kind_of(item)
         why = "a run died while it was freed" if dying else "nobody went on with it"
-        rows.append((host, str(item["repo"]), LEFT_OVER, "-", format_bytes(item["bytes"]), f"{gone}: {why}"))
+        why = "it was moved aside from a revision" if kind == MOVED_ASIDE else why
+        rows.append((host, str(item["repo"]), kind, "-", format_bytes(item["bytes"]), f"{gone}: {why}"))
     return rows
+
+
+def _kind_of(left: Mapping[str, Any]) -> str:
+    folder, _slash, name = str(left["path"]).rpartition("/")
+    is_foreign = folder.rpartition("/")[2] == REJECTED and name.startswith("extra-")
+    return MOVED_ASIDE if is_foreign else LEFT_OVER
 
 
 def model_remove_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], name: str, check: bool) -> list[str]:
@@ -89,7 +100,7 @@ def model_remove_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], name: 
             rows += [(host, repo, "-", "-", "-", reason) for (_hub, key), reason in used.items() if key is None]
             for item in found["stage"]:
                 size = format_bytes(item["bytes"])
-                rows.append((host, repo, LEFT_OVER, "-", size, stays if used else gone))
+                rows.append((host, repo, _kind_of(item), "-", size, stays if used else gone))
             if not found["removed"] and not found["stage"]:
                 verdict = f"{gone}: the link {', '.join(found['links'])}" if found["links"] else "not there"
                 rows.append((host, repo, "-", "-", "-", verdict))
@@ -167,10 +178,12 @@ def model_removed_lines(
             if "removed" not in found:
                 lines.append(f"{host}: {found['item']}: FAILED: {trouble_of(found)}")
                 continue
+            foreign = sum(_kind_of(item) == MOVED_ASIDE for item in found["stage"])
             parts = [
                 counted(len(found["removed"]), "revision"),
                 counted(len(found["links"]), "link"),
-                counted(len(found["stage"]), LEFT_OVER),
+                counted(len(found["stage"]) - foreign, LEFT_OVER),
+                *([counted(foreign, MOVED_ASIDE)] if foreign else []),
             ]
             what = f"{verb} {', '.join(parts)}, {format_bytes(found['freed_bytes'])}"
             line = f"{host}: {found['item']}: {what if found['changed'] else 'not there, nothing to remove'}"

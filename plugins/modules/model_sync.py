@@ -316,6 +316,12 @@ files:
   description: Counts of files, as in M(socle.inference.modelscope_snapshot).
   returned: O(state=inspected), O(state=finished)
   type: dict
+moved_aside:
+  description:
+    - The C(files) that did not belong into the snapshot and were moved out of it, at most 100, and the C(folder) where
+      they are for a week.
+  returned: O(state=inspected), O(state=finished)
+  type: dict
 verify:
   description: How the files were proven, as in M(socle.inference.modelscope_snapshot).
   returned: O(state=inspected), O(state=finished)

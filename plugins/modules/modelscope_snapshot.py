@@ -244,6 +244,12 @@ files:
   returned: success
   type: dict
   sample: {total: 9, fetched: 9, verified: 0, repaired: 0, removed: 0, owner_changed: 0}
+moved_aside:
+  description:
+    - The C(files) that did not belong into the snapshot and were moved out of it, at most 100, and the C(folder) where
+      they are for a week.
+  returned: success
+  type: dict
 verify:
   description:
     - C(level), C(seconds) spent, number of files hashed (C(hashed_files)), rate of hashing in MB/s (C(mb_s)), and since

@@ -16,6 +16,9 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.download impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import Inspection, RepoStore
 
+SHOWN_FILES = 100
+"""Names of files in an answer at most."""
+
 
 @dataclass
 class Done:
@@ -90,6 +93,10 @@ def build_answer(outcome: Outcome) -> dict[str, Any]:
             "removed": len(inspection.extra) if outcome.applied else 0,
             "owner_changed": done.owner_changed or outcome.strangers,
         },
+        "moved_aside": {
+            "files": [shown_path(path) for path in inspection.extra[:SHOWN_FILES]] if outcome.applied else [],
+            "folder": str(outcome.store.rejected),
+        },
         "verify": {
             "level": "full" if inspection.full else outcome.level,
             "seconds": round(outcome.verify_s, 4),
@@ -106,6 +113,11 @@ def build_answer(outcome: Outcome) -> dict[str, Any]:
             "after": {name: after[name] for name in ("commit", "content_id")},
         },
     }
+
+
+def shown_path(path: str) -> str:
+    """A path as a text; a name of a foreign file may be no UTF-8, and hold line breaks."""
+    return path.encode("utf-8", "backslashreplace").decode().translate(dict.fromkeys((*range(32), 127), "?"))
 
 
 def _state(store: RepoStore, snapshot: str, manifest: Manifest | None) -> dict[str, Any]:

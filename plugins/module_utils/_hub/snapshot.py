@@ -20,7 +20,13 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import 
     find_candidates,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import is_full_due
-from ansible_collections.socle.inference.plugins.module_utils._hub.answer import Done, Outcome, build_answer
+from ansible_collections.socle.inference.plugins.module_utils._hub.answer import (
+    SHOWN_FILES,
+    Done,
+    Outcome,
+    build_answer,
+    shown_path,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.batch import Batch
 from ansible_collections.socle.inference.plugins.module_utils._hub.climb import Climb
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import (
@@ -51,7 +57,6 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 __all__ = ["Request", "ensure_snapshot"]
 
-SHOWN_FILES = 100
 DIRECTORY = "directory"
 
 
@@ -172,7 +177,7 @@ class _Run:
                     f"{len(found.inspection.extra)} foreign ones{_named(found.inspection.extra)} in the store, and "
                     "the option offline is set: repair it without it",
                     wanted=[file.path for file in found.inspection.wanted][:SHOWN_FILES],
-                    extra=[_shown(path) for path in found.inspection.extra[:SHOWN_FILES]],
+                    extra=[shown_path(path) for path in found.inspection.extra[:SHOWN_FILES]],
                 )
             return found
         if found and found.inspection.whole:
@@ -528,13 +533,8 @@ class _Run:
 
 def _named(paths: Sequence[str]) -> str:
     """The first of *paths*, in brackets after their number."""
-    shown = ", ".join(map(_shown, paths[:3])) + (", ..." if len(paths) > 3 else "")
+    shown = ", ".join(map(shown_path, paths[:3])) + (", ..." if len(paths) > 3 else "")
     return f" ({shown})" if paths else ""
-
-
-def _shown(path: str) -> str:
-    """A path as a text; a name of a foreign file may be no UTF-8, and hold line breaks."""
-    return path.encode("utf-8", "backslashreplace").decode().translate(dict.fromkeys((*range(32), 127), "?"))
 
 
 def ensure_snapshot(

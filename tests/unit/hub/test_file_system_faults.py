@@ -105,7 +105,10 @@ def test_foreign_files_with_names_that_are_no_text_are_shown_and_moved_away(
     result = finish(start(offline=True))
     assert result["failed"] and r"1 foreign ones (\udcff?)" in result["msg"]
     json.dumps(result, ensure_ascii=False).encode()
-    assert ensure()["files"]["removed"] == 1 and len(list((base(store) / "stage" / "rejected").iterdir())) == 1
+    cleared = ensure()
+    assert cleared["files"]["removed"] == 1 == len(cleared["moved_aside"]["files"])
+    assert cleared["moved_aside"]["folder"] == str(base(store) / "stage" / "rejected")
+    assert len(list((base(store) / "stage" / "rejected").iterdir())) == 1
 
 
 def test_a_link_that_cannot_be_read_is_not_taken_for_something_else(

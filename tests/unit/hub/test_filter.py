@@ -256,6 +256,9 @@ def test_in_the_end_each_model_of_each_host_has_a_line_that_says_what_was_done()
     assert lines(linked).endswith("linked 1.0 GiB from other revisions; switched from 000000000000 to 111111111111")
     repaired = ended(changed=True, files={**ended()["files"], "repaired": 1}, bytes={**sizes, "lan": 1024})
     assert lines(repaired).endswith("fetched 1.0 KiB from neighbours in 12s; repaired 1 file")
+    aside = {"files": ["notes.txt"], "folder": "/s/stage/rejected"}
+    moved = ended(changed=True, files={**ended()["files"], "removed": 1}, moved_aside=aside)
+    assert lines(moved).endswith("moved 1 file aside that did not belong there (notes.txt), to /s/stage/rejected")
     hashed = ended(verify={"hashed_files": 4, "checked": "2026-11-30T12:00:00Z"})
     assert lines(hashed).endswith("  hashed 4 files: all are as they should be")
     assert lines(None, complete=True) == "g1:  a/A@master  nothing to do: proven 3 h ago"

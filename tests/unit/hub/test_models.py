@@ -452,6 +452,18 @@ def test_what_is_to_be_removed_is_a_table_of_its_own() -> None:
     ]
 
 
+def test_a_file_that_was_moved_aside_is_no_unfinished_download() -> None:
+    aside = {"repo": "Org/Model", "path": "/s/.store/x/Org--Model/stage/rejected/extra-job-0-notes.txt", "bytes": 1024}
+    look = {"removed": [], "stage": [aside], "links": [], "in_use": [], "freed_bytes": 1024, "changed": True}
+    found = {"gpu1": {"look": {"results": [{**look, "item": "Org/Model"}]}}}
+    row = model_remove_lines(found, found, "look", False)[1]
+    assert "foreign file" in row and "unfinished" not in row
+    (line,) = model_removed_lines(found, found, "look", False)
+    assert line == "gpu1: Org/Model: removed 0 revisions, 0 links, 0 unfinished downloads, 1 foreign file, 1.0 KiB"
+    found = {"gpu1": {"look": {"removed": [], "stage": [aside], "kept": [], "freed_bytes": 1024, "busy": []}}}
+    assert "foreign file" in model_gc_lines(found, found, "look", False)[1]
+
+
 def test_a_model_that_nothing_knows_is_a_slip_and_one_that_was_known_is_not(tmp_path: Path) -> None:
     empty = {"removed": [], "stage": [], "links": [], "in_use": [], "freed_bytes": 0, "changed": False}
 
