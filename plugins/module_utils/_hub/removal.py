@@ -93,11 +93,14 @@ def _busy(store: RepoStore) -> dict[str, Any]:
 
 def _jobs(root: Path, store: RepoStore, rules: Rules) -> list[dict[str, Any]]:
     """The job of a run that is under way, and may wait for its turn without the lock."""
-    view = JobControl(rules.jobs or default_base(), str(root), store.hub, store.repo).look()
-    if view is None or not view.running or view.over:
-        return []
-    process = f"process {view.status['pid']}" if isinstance(view.status.get("pid"), int) else str(view.folder.path)
-    return [{"hub": store.hub, "repo": store.repo, "reason": f"a download of it is about to begin: {process}"}]
+    # A job is named by the store as it was written.
+    for written in (str(root), f"{root}/"):
+        view = JobControl(rules.jobs or default_base(), written, store.hub, store.repo).look()
+        if view and view.running and not view.over:
+            pid = view.status.get("pid")
+            process = f"process {pid}" if isinstance(pid, int) else str(view.folder.path)
+            return [{"hub": store.hub, "repo": store.repo, "reason": f"a download of it is about to begin: {process}"}]
+    return []
 
 
 def _remove(
@@ -115,7 +118,8 @@ def _remove(
     for hub in SOURCES:
         if not any(item["hub"] == hub for item in in_use):
             in_use += _jobs(root, RepoStore(root, hub, repo), rules)
-    in_use += _uses(parts, rules)
+    if rules.check or not in_use:
+        in_use += _uses(parts, rules)
     if in_use and not rules.check:
         raise _refusal(repo, in_use)
     folders = [revision.path for part in parts for revision in part.revisions]

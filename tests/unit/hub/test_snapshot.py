@@ -22,8 +22,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Client, HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import Client, HubUnreachable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
