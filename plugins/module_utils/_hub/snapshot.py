@@ -106,6 +106,12 @@ class _Run:
             # Offline, so that it is whole.
             self._check_structure(manifest)
             self._remember(found)
+            loose = self._strangers(inspection)
+            if loose:
+                self.warnings.append(
+                    f"{self.store.revision(manifest.id)} has files that are not read-only{_named(loose)}: a repair "
+                    "puts that right"
+                )
             return self._result(found, previous, changed=False)
         self._shelve(inspection.intact, self.store.revision(manifest.id))
         if inspection.whole and previous == manifest.id and not self._strangers(inspection):

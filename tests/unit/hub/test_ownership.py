@@ -282,6 +282,8 @@ def test_a_file_that_is_not_read_only_is_put_right(ensure: Ensure, mode: int) ->
     path = Path(ensure()["path"])
     (path / "config.json").chmod(mode)
     assert ensure(check=True)["changed"]
+    (warning,) = ensure(offline=True, activate=False)["warnings"]
+    assert "has files that are not read-only (config.json): a repair puts that right" in warning
     result = ensure()
     assert result["changed"] and result["files"]["owner_changed"] == 1 and result["bytes"]["wan"] == 0
     assert stat.S_IMODE((path / "config.json").stat().st_mode) == 0o444
@@ -300,3 +302,18 @@ def test_a_file_system_without_leases_takes_no_other_owner_and_works_without(
     ensure()
     (folder / "config.json").write_text('{"architectures": ["Other"]}')
     assert ensure()["bytes"]["reused_link"] > 0
+
+
+def test_a_time_is_let_pass_before_others_may_write_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one step of the clock, what they write would have the time that was noted."""
+    place = tmp_path / "file"
+    place.touch()
+    status = place.stat()
+    now = status.st_ctime_ns
+    told = [now - 4_000_000, now, now + 4_000_000, now + 8_000_000]
+    monkeypatch.setattr(lease, "_coarse_ns", lambda: told.pop(0))
+    lease.wait_for_tick(status)
+    assert told == [now + 8_000_000]
+    told[:] = [now - 10**12, now]
+    lease.wait_for_tick(status)
+    assert told == [now], "a file system with another clock is not waited for"
