@@ -127,8 +127,13 @@ def say(host: str, text: str) -> None:
 
 
 def describe_job(job: Mapping[str, Any]) -> str:
-    """Phase, bytes, rate, time left, file and source."""
+    """Phase, bytes, rate, time left, file and source, or what is wrong with it."""
+    trouble = job.get("trouble")
+    if trouble and job.get("done") is None:
+        return str(trouble)
     parts = [format_progress({**job, "detail": job.get("file")})]
+    if trouble:
+        return f"{parts[0]}, {trouble}"
     if job.get("source"):
         parts.append(f"from {job['source']}")
     return " ".join(parts)

@@ -56,6 +56,9 @@ class HashMismatch(HubError):
 class _Interrupted(Exception):
     """This try is over; the next one goes on where it ended."""
 
+    unreached = False
+    """There was no connection, so that address and proxy are to be looked at."""
+
     def __init__(self, reason: str, pause_s: float | None = None, status: int = 0, refused: bool = False) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
@@ -267,11 +270,15 @@ class _Fetch:
         if patient:
             self._pause(standing, pause)
             return
+        route = origin.describe_route()
+        check = ""
+        if origin.kind == "wan" and error.unreached:
+            check = f": check the option {'proxy' if route.startswith('through') else 'endpoint'}"
         self._give_up(
             standing,
             HubError(
-                f"downloading {self.file.path} from {origin.host} {origin.describe_route()} gave up after "
-                f"{standing.failures} tries without progress (last: {error}); a rerun goes on where it ended",
+                f"downloading {self.file.path} from {origin.host} {route} gave up after "
+                f"{standing.failures} tries without progress (last: {error}){check}; a rerun goes on where it ended",
                 file=self.file.path,
                 host=origin.host,
             ),
@@ -415,7 +422,9 @@ class _Fetch:
         except NotYet:
             raise
         except NETWORK_ERRORS as error:
-            raise _Interrupted(_reason(origin, error), refused=isinstance(error, REFUSALS)) from error
+            interrupted = _Interrupted(_reason(origin, error), refused=isinstance(error, REFUSALS))
+            interrupted.unreached = True
+            raise interrupted from error
         except ValueError as error:
             raise _Interrupted("an address that is not valid") from error
         with contextlib.closing(response):

@@ -40,7 +40,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.growing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
-from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Accountable, Hub, Origin
+from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Accountable, Hub, NotYet, Origin
 from ansible_collections.socle.inference.plugins.module_utils._hub.peer import Peer, check_upstream
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
@@ -48,6 +48,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.relay import 
 from ansible_collections.socle.inference.plugins.module_utils._hub.reserve import GONE_S, Reserve
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.transport import NETWORK_ERRORS, reason_of
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STATUS_S = 1.0
@@ -252,8 +253,15 @@ class _Watched:
         self.sleep = origin.sleep
 
     def open_file(self, file: ModelFile, offset: int, end: int | None = None) -> Any:
-        response = self._origin.open_file(file, offset, end)
-        self._status.note(source=self.host)
+        try:
+            response = self._origin.open_file(file, offset, end)
+        except NETWORK_ERRORS as error:
+            # That it is not yet the hub's turn is no trouble, and neighbours have words of their own.
+            if self.kind == "wan" and not isinstance(error, NotYet):
+                route = self._origin.describe_route()
+                self._status.note(trouble=f"retrying, {self.host} {route}: {reason_of(error)}")
+            raise
+        self._status.note(source=self.host, trouble=None)
         return response
 
     def blame(self, file: ModelFile) -> None:

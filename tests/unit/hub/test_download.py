@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import parts
 from ansible_collections.socle.inference.plugins.module_utils._hub.download import Cancelled, HashMismatch
+from ansible_collections.socle.inference.plugins.module_utils._hub.job import _Watched
 from ansible_collections.socle.inference.plugins.module_utils._hub.journal import journal_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import NotYet
@@ -66,6 +68,28 @@ def test_drops_without_progress_end_it(bench: Bench) -> None:
     bench.hub.reset()
     bench.fetch()
     assert bench.ranges() == ["bytes=8000-"], "the rerun goes on where it ended"
+
+
+@pytest.mark.parametrize(
+    ("route", "option"), [("through the proxy 127.0.0.1:1", "proxy"), ("without a proxy", "endpoint")]
+)
+def test_a_hub_that_is_not_reached_is_told_meanwhile_and_with_the_option_to_check(
+    bench: Bench, route: str, option: str
+) -> None:
+    class Unreached(Origin):
+        def open_file(self, file: ModelFile, offset: int, end: int | None = None) -> Any:
+            raise urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
+
+    class Notes:
+        def note(self, **fields: Any) -> None:
+            noted.append(fields)
+
+    noted: list[dict[str, Any]] = []
+    origin = Unreached(bench.hub)
+    origin.describe_route = lambda: route
+    with pytest.raises(HubError, match=rf"{route} gave up .*: check the option {option}; a rerun"):
+        bench.fetch([_Watched(origin, Notes())])
+    assert noted[0] == {"trouble": f"retrying, {origin.host} {route}: Connection refused"}
 
 
 def test_a_flipped_byte_is_fetched_again(bench: Bench, data: bytes) -> None:

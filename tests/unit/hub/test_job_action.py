@@ -86,6 +86,12 @@ def test_a_line_says_phase_bytes_rate_time_file_and_source() -> None:
     )
 
 
+def test_a_line_says_what_a_download_waits_for() -> None:
+    trouble = "retrying, hub.example through the proxy 10.0.0.1:3128: Connection refused"
+    assert describe_job({"phase": "waiting to begin", "trouble": trouble}) == trouble
+    assert describe_job({**JOB, "trouble": trouble}).endswith(f"model-00001.safetensors, {trouble}")
+
+
 def test_the_end_says_what_came_from_where() -> None:
     counted = {"wan": 1 << 20, "lan": 3 << 20, "disk": 0}
     assert describe_result({"bytes": counted}) == "complete, 1.0 MiB from the hub and 3.0 MiB from neighbours"
