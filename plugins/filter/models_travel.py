@@ -16,10 +16,11 @@ from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import
 )
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import format_bytes
 
+MODELS = "socle_models"
 OFFERED = "socle_offered"
 COMPARED = "socle_compared"
 LOOKED = "socle_looked"
-"""What the tasks of the playbook register."""
+"""What the tasks of the playbook set and register."""
 
 
 def model_export_lines(results: Iterable[Mapping[str, Any]], host: str, check: bool) -> list[str]:
@@ -93,6 +94,7 @@ def model_import_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], check:
     ahead = "would be" if check else "to be"
     for host in map(str, hosts):
         refused = {(repo, revision) for repo, revision, _fault in _faults_of(hostvars, host)}
+        told = set(refused)
         for look in results_of(hostvars, host, LOOKED):
             order = look["item"]
             if "plan" not in look:
@@ -112,8 +114,13 @@ def model_import_lines(hosts: Iterable[str], hostvars: Mapping[str, Any], check:
             cells = (str(order["revision"]), _commit_of_look(look), source, *map(format_bytes, sizes), verdict)
             rows.append((host, str(order["repo"]), *cells))
             refused.discard(key)
+            told.add(key)
         for repo, revision in sorted(refused):
             rows.append((host, repo, revision, "-", _place_of(hostvars, host, repo), "-", "-", "-", "refused"))
+        for model in hostvars[host].get(MODELS) or ():
+            if (model["repo"], model["revision"]) not in told:
+                cells = (str(model["revision"]), "-", "another host", "-", "-", "-", "waits: no host can give it")
+                rows.append((host, str(model["repo"]), *cells))
     return aligned(rows)
 
 

@@ -123,7 +123,7 @@ class DirectoryHub:
             shown = ", ".join(paths[:SHOWN_FILES]) + (", ..." if len(paths) > SHOWN_FILES else "")
             raise HubError(
                 f"{len(missing)} of {len(manifest.files)} files ({shown}) are not in {self._path} with the sizes that "
-                f"its {MANIFEST} names: is every volume there, and was the export complete?",
+                f"its {MANIFEST} names: is every volume there, and was the export complete? If not, export it again",
                 files=paths,
             )
         if missing:
@@ -422,6 +422,6 @@ def _is_export(text: str) -> bool:
 def _not_here(path: Path, file: ModelFile, more: str = "") -> HubError:
     return HubError(
         f"{file.path} with {file.size} bytes is not in {path}{more}: is every volume there, and was the export "
-        "complete?",
+        "complete? If not, export it again",
         file=file.path,
     )

@@ -494,6 +494,18 @@ def test_a_slip_in_what_is_to_be_removed_fails_with_the_nearest_model(models: Pl
     assert current.is_dir()
 
 
+def test_a_host_that_is_to_take_a_model_from_another_one_has_a_row_also_where_that_one_is_refused() -> None:
+    model = {"repo": "Org/Model", "revision": "master"}
+    offer = {"item": {"item": [model, ""], "stat": {"path": "/mnt/usb/Org--Model"}}, "msg": "damaged"}
+    found = {
+        "gpu1": {"socle_models": [model], "socle_offered": {"results": [offer]}},
+        "gpu2": {"socle_models": [model], "socle_offered": {"results": []}},
+    }
+    rows = [line.split() for line in model_import_lines(found, found, False)[1:]]
+    assert [(row[0], row[1]) for row in rows] == [("gpu1", "Org/Model"), ("gpu2", "Org/Model")]
+    assert rows[0][-1] == "refused" and rows[1][-6:] == ["waits:", "no", "host", "can", "give", "it"]
+
+
 def test_exports_and_imports_that_did_nothing_have_a_line_too() -> None:
     sent = {"repo": "Org/Model", "requested": "master", "changed": False, "path": "/mnt/usb/Org--Model", "files": 6}
     sent |= {"volumes": [], "bytes": {"total": 2048, "copied": 0, "kept": 2048}}
