@@ -11,7 +11,7 @@ It outlives the connection that started it. All talk with it is by small files i
     stop            in   end, unless a download is under way
     status.json     out  once a second
     result.json     out  how the download ended
-    users.json      which runs use the job and have not ended it yet; job_control keeps it
+    users.json      which runs use the job or have its result still to read; job_control keeps it
     lock            held as long as the process lives
     log             what Python itself says when all else fails
     payload.zip     this code; removed at the end

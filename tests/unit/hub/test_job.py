@@ -390,7 +390,7 @@ def test_a_job_that_serves_nobody_ends_by_itself(hub: HubSimulator, fleet: Fleet
     finish([host])
     await_that("over", lambda: not host.job().running)
     assert sorted(path.name for path in host.control.folder.path.iterdir()) == [
-        *("lock", "log", "result.json", "status.json"),
+        *("lock", "log", "result.json", "status.json", "users.json"),
     ]
 
 
