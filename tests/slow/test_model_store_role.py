@@ -134,7 +134,10 @@ def test_a_run_that_is_killed_loses_nothing_and_the_next_one_waits_for_its_jobs(
     assert site.has_model("gpu1", folder) and site.has_model("gpu2", folder)
     assert site.wan_bytes() == size(folder)
     assert "waiting" in done.stdout or "downloading" in done.stdout
-    assert all(not Path(f"/proc/{pid}").exists() for pid in before)
+    for name, pid in zip(("gpu1", "gpu2"), before, strict=True):
+        # The killed run may have neighbours elsewhere: its relay serves them until nobody has asked for 10 minutes.
+        view = site.job(name)
+        assert view is None or (view.over and view.status["pid"] == pid)
 
 
 def test_a_host_that_dies_in_the_middle_does_not_stop_the_others(site: Site, hub: HubSimulator, folder: Path) -> None:
