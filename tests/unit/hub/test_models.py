@@ -159,9 +159,9 @@ def test_old_revisions_are_shown_in_check_mode_and_then_freed(models: Playbook, 
     assert re.search(r"(?m)^HOST +MODEL +REVISION +COMMIT +SIZE +VERDICT$", planned)
     for host in ("gpu1", "gpu2"):
         assert re.search(
-            rf"(?m)^{host}  Org/Model  master +{names[0]} +4\.0 KiB +would be freed: nothing needs", planned
+            rf"(?m)^{host}  Org/Model  by commit +{names[0]} +4\.0 KiB +would be freed: nothing needs", planned
         )
-        kept = rf"(?m)^{host}  Org/Model  master +{names[1]} +1\.1 MiB +kept: it is a previous one of Org--Model$"
+        kept = rf"(?m)^{host}  Org/Model  by commit +{names[1]} +1\.1 MiB +kept: it is a previous one of Org--Model$"
         assert re.search(kept, planned)
         total = f"{host}: would free 4.0 KiB: 1 revision, 0 left-overs of downloads; 2 revisions kept"
         assert planned.count(total) == 1
