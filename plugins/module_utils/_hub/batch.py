@@ -41,6 +41,9 @@ class Batch:
 
     def fetch(self, files: Sequence[ModelFile], meter: Meter) -> None:
         """Raises what ended the first file that failed."""
+        if self._shelf:
+            # What the host had is on the shelf by now.
+            self._shelf.settle()
         if not files:
             return
         meter.stop.clear()
