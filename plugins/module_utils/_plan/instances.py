@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
-from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
-    Catalogue,
-    image_text,
-    served_text,
-    slo_map,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.texts import image_text, served_text, slo_map
 
 DEFAULT_PORT = 8000
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,11 @@ def plan_table(plan: Mapping[str, Any]) -> list[str]:
             ]
         ),
     ]
+    lines += ["  command", *_command(plan["argv"])]
+    if plan.get("changes"):
+        lines.append(f"  changed from {plan['document']}")
+        for change in plan["changes"]:
+            lines += _change(change)
     for name in ("launch_fingerprint", "environment_fingerprint"):
         if plan.get(name):
             lines.append(f"  {name}  {plan[name]}")
@@ -84,6 +90,25 @@ def plan_table(plan: Mapping[str, Any]) -> list[str]:
             for warning in plan["warnings"]
         ]
     return lines
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    """The engine's words as one command for a shell, an option with its values on each line."""
+    rows: list[list[str]] = [["vllm", "serve"]]
+    for word in argv:
+        if word.startswith("--"):
+            rows.append([])
+        rows[-1].append(shlex.quote(word))
+    return [
+        f"    {'  ' if number else ''}{' '.join(row)}" + " \\" * (row is not rows[-1])
+        for number, row in enumerate(rows)
+    ]
+
+
+def _change(change: Mapping[str, Any]) -> list[str]:
+    """What the document says, what is planned instead, and why."""
+    was = f"{change['option']} {change['document']}" if change.get("document") else change["option"]
+    return [f"    {was} -> {change.get('planned') or 'left out'}", f"        {change['reason']} ({change['source']})"]
 
 
 def _position(argv: Sequence[str], name: str) -> tuple[int, str]:

@@ -25,7 +25,6 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
     Catalogue,
     Engine,
     HostClass,
-    Model,
     Profile,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
@@ -37,6 +36,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.instances im
     withhold_secrets,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Layer, Setting, merge
+from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
 
 SCHEMA = "socle.plan/1"
@@ -416,6 +416,7 @@ class _Draft:
                     "promote a profile of its own once it is accepted and measured",
                 )
             )
+        aliases = self._effort_aliases(warnings)
         names = [name for name in FRONT_FLAGS if name in flags]
         names += [name for name in sorted(flags) if name not in FRONT_FLAGS]
         argv = [self.model.container_path]
@@ -450,6 +451,9 @@ class _Draft:
             "max_model_len": max_model_len,
             "api_key_required": api_key,
             "slo": {**self.profile.slo, **self.instance.get("slo", {})},
+            "document": self.profile.document,
+            "changes": [dict(change) for change in self.profile.changes],
+            "effort_aliases": aliases,
             "capacity": dict.fromkeys(CAPACITY),
             "warnings": warnings,
             "sources": {name: flags[name].as_source() for name in names},
@@ -514,6 +518,25 @@ class _Draft:
 
     def _variant_origin(self) -> str:
         return f"variant {self.variant['name']}" if self.variant.get("name") else "variant"
+
+    def _effort_aliases(self, warnings: list[dict[str, Any]]) -> dict[str, str] | None:
+        """What the profile wants the chat template to understand besides its own levels."""
+        name = self.profile.effort_aliases
+        if name is None:
+            return None
+        aliases = dict(self.model.effort.aliases[name])
+        if not self.template:
+            wanted = ", ".join(f"{level} as {target}" for level, target in sorted(aliases.items()))
+            warnings.append(
+                _warning(
+                    "effort-aliases",
+                    "warning",
+                    f"profile {self.profile_key} wants a chat template that reads {wanted}, and the model's own "
+                    "refuses these levels",
+                    f"set {self.where}.chat_template to such a template",
+                )
+            )
+        return aliases
 
     def _own_flags(self, served: list[str], problems: Problems) -> dict[str, Setting]:
         expose = self.instance.get("expose", "loopback")
