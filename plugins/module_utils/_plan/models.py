@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
+from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import ARCHITECTURE, architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.texts import (
@@ -135,46 +137,6 @@ _SAMPLING = schema.record(
     }
 )
 
-_LINEAR = schema.record(
-    {
-        "layers": schema.whole(1),
-        "key_heads": schema.whole(1),
-        "value_heads": schema.whole(1),
-        "key_head_dim": schema.whole(1),
-        "value_head_dim": schema.whole(1),
-        "conv_kernel": schema.whole(1),
-        "state_dtype": schema.text(),
-    }
-)
-
-_ARCHITECTURE = schema.record(
-    {
-        "class": schema.text(),
-        "layers": schema.whole(1),
-        "full_attention_layers": schema.whole(0),
-        "hidden_size": schema.whole(1),
-        "intermediate_size": schema.whole(1),
-        "attention_heads": schema.whole(1),
-        "kv_heads": schema.whole(1),
-        "head_dim": schema.whole(1),
-        "linear_attention": _LINEAR,
-        "mtp_layers": schema.whole(0),
-        "moe": schema.record(
-            {
-                "experts": schema.whole(1),
-                "experts_per_token": schema.whole(1),
-                "shared_experts": schema.whole(0),
-                "intermediate_size": schema.whole(1),
-            },
-        ),
-        "vision": schema.record({"layers": schema.whole(1), "hidden_size": schema.whole(1)}),
-        "rope_theta": schema.number(),
-        "vocab_size": schema.whole(1),
-        "max_position_embeddings": schema.whole(1),
-        "dtype": schema.text(),
-    }
-)
-
 MODEL = schema.record(
     {
         "name": name_text,
@@ -185,7 +147,7 @@ MODEL = schema.record(
         "revision": schema.text(r"[A-Za-z0-9._/-]+", "a branch, tag or commit, without spaces"),
         "served_name": served_text,
         "size_bytes": schema.whole(1),
-        "architecture": _ARCHITECTURE,
+        "architecture": ARCHITECTURE,
         "context": schema.record(
             {
                 "native": schema.whole(1),
@@ -234,6 +196,10 @@ def leaves(content: Any, path: str = "") -> Iterator[str]:
 def check_model(origin: str, content: Mapping[str, Any]) -> None:
     """Raises PlanError for keys of a sound model file that do not go together."""
     problems = Problems()
+    try:
+        architecture(content.get("architecture", {}))
+    except PlanError as error:
+        problems.add(f"{origin}: {error.message}")
     context = content.get("context", {})
     native, limit = context.get("native"), context.get("limit_without_rope_override")
     if native is not None and limit is not None and limit < native:
