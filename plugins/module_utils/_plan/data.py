@@ -229,6 +229,7 @@ _SERVING = schema.record(
         "gpus_per_instance": schema.whole(0),
         "recommended": schema.text(),
         "changes": schema.list_of(_CHANGE),
+        "evidence": evidence_map,
         "profiles": schema.map_of(_PROFILE, NAME, "a name of lower-case letters, digits, dots and dashes"),
     },
     ["model", "host_class", "gpus_per_instance", "recommended", "profiles"],
@@ -350,6 +351,7 @@ class Catalogue:
                 f"{schema.nearest(content['recommended'], content['profiles']) or '; correct it.'}"
             )
         shared = content.get("changes", [])
+        unused = set(content.get("evidence", {}))
         for profile, settings in content["profiles"].items():
             where = f"{origin}: profiles.{profile}"
             about = {"image", "shm_size_bytes", "start_timeout_s", "cuda", "effort_aliases"}
@@ -360,9 +362,12 @@ class Catalogue:
                         f"{where}.evidence.{key} is about nothing in that profile"
                         f"{schema.nearest(key, about) or '; remove it.'}"
                     )
+            unused -= about
             if settings.get("changes") and not settings.get("document"):
                 problems.add(f"{where} has changes, but names no document that they depart from; set document.")
             _check_aliases(where, settings.get("effort_aliases"), self.model, content["model"], problems)
+        for key in sorted(unused):
+            problems.add(f"{origin}: evidence.{key} is about nothing in any of its profiles; remove it.")
         problems.raise_if_any()
         profiles = {
             profile: Profile(
@@ -373,7 +378,8 @@ class Catalogue:
                 settings.get("flags", {}),
                 settings.get("env", {}),
                 settings.get("slo", {}),
-                settings.get("evidence", {}),
+                # What several profiles choose alike is explained once; more of it than a profile has does no harm.
+                {**content.get("evidence", {}), **settings.get("evidence", {})},
                 settings["shm_size_bytes"],
                 settings["start_timeout_s"],
                 settings.get("cuda"),
