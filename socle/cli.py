@@ -29,6 +29,7 @@ VERBS = {
     "benchmark": "measure the instances, and keep the record",
     "status": "one table of all instances",
     "models": "bring, verify, list, export and import models, and free old ones",
+    "flags": "ask an engine image for its flags, so that plans of its version are checked",
     "lab": "build the virtual lab on this machine",
 }
 

@@ -168,6 +168,10 @@ class Backend(ABC):
     # The engine's part
 
     @abstractmethod
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        """Run the engine's own client."""
+
+    @abstractmethod
     def unit_file(self, instance: str) -> Path:
         """Where the file that defines the service is installed."""
 
@@ -214,6 +218,26 @@ class Backend(ABC):
     @abstractmethod
     def cdi_dirs(self) -> list[Path]:
         """Where the engine looks for specifications of devices; none where it was told not to look."""
+
+    def run_program(
+        self, image: str, words: Sequence[str], *, name: str, input_text: str, timeout_s: float
+    ) -> Completed[str]:
+        """Run a program of an image that is present, in a container *name* without a network of which nothing stays."""
+        options = ["--rm", "--interactive", "--network=none", "--pull=never", f"--name={name}"]
+        try:
+            return self._ask(
+                "run",
+                *options,
+                f"--entrypoint={words[0]}",
+                image,
+                *words[1:],
+                input_text=input_text,
+                timeout_s=timeout_s,
+            )
+        except BaseException:
+            # Giving up on the client leaves what it started.
+            self._ask("rm", "--force", name)
+            raise
 
     def enable(self, instance: str) -> None:  # noqa: B027 - units of a generator have nothing to enable
         """Let the unit start at boot."""

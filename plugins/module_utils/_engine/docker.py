@@ -249,6 +249,9 @@ class DockerBackend(Backend):
     ) -> Completed[str]:
         return self._runner([self._docker_path, *argv], timeout_s=timeout_s, on_line=on_line)
 
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        return self._runner([self._docker_path, *argv], input_text=input_text, timeout_s=timeout_s)
+
     def version(self) -> Version:
         """Version of the daemon, asked once."""
         if self._version is None:

@@ -226,6 +226,9 @@ class QuadletBackend(Backend):
     ) -> Completed[str]:
         return self._runner([self._podman_path, *argv], input_text=input_text, timeout_s=timeout_s, on_line=on_line)
 
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        return self._podman(*argv, input_text=input_text, timeout_s=timeout_s)
+
     def version(self) -> Version:
         """Podman's version, asked once."""
         if self._version is None:

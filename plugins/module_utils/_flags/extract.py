@@ -336,6 +336,9 @@ def document() -> dict[str, Any]:
         "flags": flags,
         "classes": classes,
         "registries": {
+            "attention_backends": sorted(
+                importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum.__members__
+            ),
             "load_formats": sorted(getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER")),  # noqa: B009
             "quantization_methods": sorted(
                 importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, NOTE, WARNING, Finding
@@ -24,6 +24,7 @@ PARSER_FLAGS = {
     "reasoning-parser": ("reasoning_parsers", "reasoning-parser-plugin"),
     "load-format": ("load_formats", ""),
     "quantization": ("quantization_methods", ""),
+    "attention-backend": ("attention_backends", ""),
 }
 """Flags whose values are names in a registry, and the flag with which a plugin adds names to it."""
 
@@ -86,8 +87,8 @@ def unchecked(version: str, known: Iterable[str]) -> Finding:
         "SOC-F17",
         WARNING,
         f"The flags were not checked, since there is no flag schema of vLLM {version} (there are {names}).",
-        "Make it with playbook flags.yml on a host that has the image, which writes"
-        f" profiles/vllm/{version}.json into the site's data.",
+        "Make it from the image, on any one host: 'ansible-playbook playbooks/flags.yml -i INVENTORY --limit HOST"
+        f" -e flags_image=IMAGE' writes profiles/vllm/{version}.json into the site's data.",
         subject="vllm_version",
     )
 
@@ -101,6 +102,10 @@ def _evidence(schema: FlagSchema) -> str:
 
 def _versions(found: Iterable[str]) -> str:
     return ", ".join(sorted(found, key=version_key))
+
+
+def _verb(found: Sized, one: str, several: str) -> str:
+    return several if len(found) > 1 else one
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -120,8 +125,8 @@ def _not_taken(name: str, schema: FlagSchema, others: Mapping[str, FlagSchema]) 
         return Finding(
             "SOC-F09",
             ERROR,
-            f"vLLM {schema.version} does not have the flag '{name}', which {versions} have.",
-            f"Remove '{name}', or let the instance run one of these versions.",
+            f"vLLM {schema.version} does not have the flag '{name}', which {versions} {_verb(having, 'has', 'have')}.",
+            f"Remove '{name}', or let the instance run {_verb(having, 'that version', 'one of these versions')}.",
             _evidence(schema),
             name,
         )
@@ -340,10 +345,15 @@ def _check_choice(
     registry, plugin = PARSER_FLAGS.get(flag.name, ("", ""))
     if registry and flag.choices is None:
         names = schema.registries[registry]
-        if word in names or (plugin and flags.get(plugin)):
+        key = word
+        if registry == "attention_backends":
+            # The engine reads them in any case, and auto as none.
+            key = word.upper()
+            names = names | {"AUTO"}
+        if key in names or (plugin and flags.get(plugin)):
             return
-        having = [version for version, other in others.items() if word in other.registries[registry]]
-        yield _choice("SOC-F13", ERROR, name, word, sorted(names), having, schema)
+        having = [version for version, other in others.items() if key in other.registries[registry]]
+        yield _choice("SOC-F13", ERROR, name, key, sorted(names), having, schema)
         return
     if flag.choices is not None and word not in _words(flag.choices):
         having = [version for version, other in others.items() if word in _offered(other, flag.name)]
@@ -372,7 +382,7 @@ def _choice(
     else:
         start = f"'{name}' is {word!r}, which vLLM {schema.version} does not offer"
     if having:
-        start += f"; {_versions(having)} {'do' if len(having) > 1 else 'does'}"
+        start += f"; {_versions(having)} {_verb(having, 'does', 'do')}"
     shown = ", ".join(names) if len(names) <= 24 else f"{len(names)} names, see {schema.origin}"
     return Finding(
         ident,
@@ -447,7 +457,7 @@ def _check_env(env: Mapping[str, Any], schema: FlagSchema, others: Mapping[str, 
         near = _nearest(name, schema.environment)
         sentence = f"vLLM {schema.version} does not know the environment variable {name}"
         if having:
-            sentence += f", which {_versions(having)} {'know' if len(having) > 1 else 'knows'}"
+            sentence += f", which {_versions(having)} {_verb(having, 'knows', 'know')}"
         yield Finding(
             "SOC-F16",
             WARNING,

@@ -20,7 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 SCHEMA = "socle.vllm_flags/1"
 FOLDER = "profiles/vllm"
 
-REGISTRIES = ("load_formats", "quantization_methods", "reasoning_parsers", "tool_parsers")
+REGISTRIES = ("attention_backends", "load_formats", "quantization_methods", "reasoning_parsers", "tool_parsers")
 
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 
