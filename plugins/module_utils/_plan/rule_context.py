@@ -172,7 +172,9 @@ class RuleContext:
         }
         self._values["flags"] = _flags(self._values.get("flags", {}))
         self._values["env"] = {
-            name: str(value) for name, value in self._values.get("env", {}).items() if value is not None
+            name: str(value)
+            for name, value in self._values.get("env", {}).items()
+            if isinstance(value, str) or (isinstance(value, (int, float)) and finite(value))
         }
         self._values["effective"] = _effective(self)
 

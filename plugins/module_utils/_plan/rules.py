@@ -325,7 +325,7 @@ def _condition(value: Any, where: str, problems: Problems, depth: int = 0) -> Co
         return _comparison(value, where, problems)
     if len(value) > 1:
         others = ", ".join(sorted(str(name) for name in value if name != join))
-        problems.add(f"{where} has {join!r} beside {shown(others)}; a map has one of them, so nest them.")
+        problems.add(f"{where} has {join!r} beside {shown(others)!r}; a map has one of them, so nest them.")
         return _never
     if join == "not":
         return _negate(_condition(value["not"], f"{where}.not", problems, depth + 1))
@@ -411,6 +411,8 @@ def _operator(path: Path, name: str, operand: Any, where: str, problems: Problem
         condition = _membership(path, name == "in", operand, where, problems)
     elif name in ("matches", "has_key", "contains"):
         condition = _content(path, name, operand, where, problems)
+    elif name not in _EQUALS and (path.kind not in _ORDERED or (name == "multiple_of" and path.kind == VERSION)):
+        problems.add(f"{where} cannot be asked of {path.text}, which is of kind {path.kind}; use another operator.")
     else:
         other = _other(path, operand, where, problems)
         if other is None and len(problems.sentences) == count:
@@ -418,7 +420,7 @@ def _operator(path: Path, name: str, operand: Any, where: str, problems: Problem
         if name in _EQUALS:
             condition = _equality(path, name == "is", operand, other)
         else:
-            condition = _order(path, name, operand, other, where, problems)
+            condition = _order(path, name, operand, other)
     return condition if len(problems.sentences) == count else _never
 
 
@@ -524,10 +526,7 @@ def _membership(path: Path, positive: bool, operand: Any, where: str, problems: 
     return membership
 
 
-def _order(path: Path, name: str, operand: Any, other: Path | None, where: str, problems: Problems) -> Condition:
-    if path.kind not in _ORDERED or (name == "multiple_of" and path.kind == VERSION):
-        problems.add(f"{where} cannot be asked of {path.text}, which is of kind {path.kind}; use another operator.")
-        return _never
+def _order(path: Path, name: str, operand: Any, other: Path | None) -> Condition:
     read: Callable[[Any], Any] = version_key if path.kind == VERSION else number_of
 
     def order(context: RuleContext) -> bool | None:
