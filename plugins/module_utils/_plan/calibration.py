@@ -8,6 +8,7 @@ Pure: the log is lines, the metrics are text. Lines were seen in vLLM 0.26.0 (H2
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.weights impo
 KIND = "calibration"
 SCHEMA = "socle.calibration/1"
 
-HALF_HUNDREDTH = GIB // 200
+ROUNDING = 0.005
 """The log rounds GiB to two digits: what it calls 45.99 lies this far on either side."""
 
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) GiB|model weights take ([\d.]+) ?GiB")
@@ -125,7 +126,7 @@ def kv_bytes_range(gib: float | None, blocks: int | None, layout: KvLayout) -> t
     """
     least, most = 0, 2**63
     if gib is not None:
-        least, most = int(gib * GIB) - HALF_HUNDREDTH, int(gib * GIB) + HALF_HUNDREDTH
+        least, most = math.ceil((gib - ROUNDING) * GIB), math.floor((gib + ROUNDING) * GIB)
     if blocks is not None:
         least, most = max(least, blocks * layout.block_bytes), min(most, (blocks + 1) * layout.block_bytes - 1)
     if least > most:

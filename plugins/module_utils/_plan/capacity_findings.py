@@ -315,6 +315,7 @@ def _confidence(launch: Launch, memory: Memory | None, calibration: Calibration 
                 f"The KV cache is estimated, give or take {memory.uncertainty / GIB:.2f} GiB on each GPU, since no "
                 "start on this host class was measured.",
                 "Start it once: its log and metrics calibrate the next plans.",
+                subject="gpu-memory-utilization",
             )
         ]
     differing = calibration.differences(launch)
@@ -327,5 +328,6 @@ def _confidence(launch: Launch, memory: Memory | None, calibration: Calibration 
             "The KV cache is estimated from a start that differs in "
             f"{', '.join(name.replace('_', '-') for name in differing)}.",
             "Start it once: its log and metrics calibrate the next plans.",
+            subject="gpu-memory-utilization",
         )
     ]

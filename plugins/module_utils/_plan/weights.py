@@ -163,7 +163,7 @@ def from_architecture(architecture: Architecture, launch: Launch) -> int | None:
     attention = hidden * ((query + heads * architecture.head_dim) // parts + key_value)
     norms = 2 * hidden
     layer = sharded + replicated + norms
-    parameters = architecture.full_attention_layers * (attention + 2 * architecture.head_dim) + hidden
+    parameters = architecture.full_attention_layers * attention + hidden
     parameters += architecture.layers * layer
     if architecture.linear is not None:
         linear = architecture.linear
