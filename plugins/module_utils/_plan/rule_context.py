@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,15 @@ PATHS: Mapping[str, str] = {
     "capacity.blocks": NUMBER,
     "capacity.block_tokens": NUMBER,
     "capacity.headroom_gib": NUMBER,
+    "capacity.weights_gib_per_gpu": NUMBER,
+    "capacity.kv_gib_per_gpu": NUMBER,
+    "capacity.concurrency_at_full_length": NUMBER,
+    "capacity.requests_with_states": NUMBER,
+    "capacity.prefill_chunk_tokens": NUMBER,
+    "capacity.smallest_cacheable_prefix_tokens": NUMBER,
+    "capacity.contexts_with_checkpoints": NUMBER,
+    "capacity.longest_context_tokens": NUMBER,
+    "capacity.calibrated": TRUTH,
     "effective.prefix_caching": TRUTH,
     "effective.speculation": TEXT,
     "effective.speculative_tokens": NUMBER,
@@ -98,6 +107,9 @@ _ALIASES = {"device-memory-utilization": "gpu-memory-utilization"}
 _FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VERSION = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){0,5})(.*)", re.DOTALL)
+_WORSE = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Links without NVLink, from one PCIe switch to the other processor, as nvidia-smi topo names them."""
+
 _GIB_70 = 70 * 1024
 _GIB_160 = 160 * 1024
 
@@ -133,6 +145,25 @@ def parse_path(text: Any) -> tuple[Path | None, str]:
     if parts[0] == "env" and len(parts) == 2 and _VARIABLE.fullmatch(parts[1]):
         return Path(text, parts, TEXT), ""
     return None, f"is no path of the context{nearest(text, PATHS) or '; see docs/rules.md for the paths.'}"
+
+
+def worst_path(links: Iterable[Mapping[str, Any]], addresses: Collection[str]) -> str | None:
+    """The worst link between any two of the GPUs at *addresses*, for ``hardware.worst_path``.
+
+    *links* are those of a host's GPU facts, {a, b, link} by PCI address. None for fewer than two GPUs, and where a pair
+    is missing, whose link might be the worst.
+    """
+    wanted = set(addresses)
+    found = [link["link"] for link in links if link["a"] in wanted and link["b"] in wanted]
+    if len(wanted) < 2 or len(found) < len(wanted) * (len(wanted) - 1) // 2:
+        return None
+
+    def badness(link: str) -> tuple[int, int]:
+        if link in _WORSE:
+            return _WORSE.index(link) + 1, 0
+        return 0, -int(link[2:])
+
+    return str(max(found, key=badness))
 
 
 def version_key(value: Any) -> tuple[tuple[int, ...], int] | None:

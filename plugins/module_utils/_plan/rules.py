@@ -166,7 +166,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
-        return str(value) if schema.finite(value) and abs(value) < 1e18 else "a number out of range"
+        return str(round(value, 3)) if schema.finite(value) and abs(value) < 1e18 else "a number out of range"
     try:
         text = value if isinstance(value, str) else canonical_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -483,7 +483,11 @@ def _state(path: Path, name: str, operand: Any, where: str, problems: Problems) 
     return state
 
 
-def same(found: Any, wanted: Any) -> bool:
+def _equal(path: Path, found: Any, wanted: Any) -> bool:
+    return version_key(found) == version_key(wanted) if path.kind == VERSION else _same(found, wanted)
+
+
+def _same(found: Any, wanted: Any) -> bool:
     """Equality as people mean it: true is not 1, and the number 2 is also the text '2'."""
     if isinstance(wanted, bool) or isinstance(found, bool):
         if isinstance(found, str):
@@ -503,9 +507,7 @@ def _equality(path: Path, positive: bool, operand: Any, other: Path | None) -> C
         wanted = context.get(other) if other is not None else operand
         if found is None or wanted is None:
             return None
-        if path.kind == VERSION:
-            return (version_key(found) == version_key(wanted)) == positive
-        return same(found, wanted) == positive
+        return _equal(path, found, wanted) == positive
 
     return equality
 
@@ -521,7 +523,7 @@ def _membership(path: Path, positive: bool, operand: Any, where: str, problems: 
         found = context.get(path)
         if found is None:
             return None
-        return any(same(found, item) for item in operand) == positive
+        return any(_equal(path, found, item) for item in operand) == positive
 
     return membership
 
@@ -564,7 +566,8 @@ def _content(path: Path, name: str, operand: Any, where: str, problems: Problems
         found = context.get(path)
         if pattern is None or found is None or isinstance(found, (dict, list)):
             return None
-        return pattern.fullmatch(shown(found)[:_MAX_MATCHED]) is not None
+        text = found if isinstance(found, str) else shown(found)
+        return pattern.fullmatch(text[:_MAX_MATCHED]) is not None
 
     return matches
 

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import PATHS, RuleContext, version_key
+from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import (
+    PATHS,
+    RuleContext,
+    version_key,
+    worst_path,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import evaluate, load_rules
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
@@ -64,6 +69,7 @@ def refused(*rules: Any, site: Any = None, ignored: Any = None) -> list[str]:
         ({"path": "engine.image_cuda", "ge": 13}, True),
         ({"path": "engine.vllm_version", "lt": "0.100.0"}, True),
         ({"path": "engine.vllm_version", "is": "0.26"}, True),
+        ({"path": "engine.vllm_version", "in": ["0.23.0", "0.26"]}, True),
         ({"path": "driver.version", "ge": "580.65.06"}, True),
         ({"path": "model.attention_heads", "multiple_of": {"path": "model.kv_heads"}}, True),
         ({"path": "model.attention_heads", "multiple_of": 5}, False),
@@ -202,24 +208,48 @@ def test_what_a_launch_amounts_to(changes: dict[str, Any], effective: dict[str, 
     assert {name: context.value("effective", name) for name in effective} == effective
 
 
+LINKS = [
+    {"a": "0", "b": "1", "link": "NV8"},
+    {"a": "0", "b": "2", "link": "NODE"},
+    {"a": "1", "b": "2", "link": "PIX"},
+    {"a": "2", "b": "3", "link": "NV4"},
+    {"a": "1", "b": "4", "link": "NV12"},
+    {"a": "0", "b": "4", "link": "NV4"},
+]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [("01", "NV8"), ("12", "PIX"), ("012", "NODE"), ("014", "NV4"), ("0", None), ("", None), ("013", None)],
+)
+def test_the_worst_path_between_gpus(addresses: str, expected: str | None) -> None:
+    assert worst_path(LINKS, list(addresses)) == expected
+
+
+def test_a_pattern_sees_the_whole_value() -> None:
+    context = changed({"engine.image": "registry.example/" + "x" * 200 + ":v0.26.0-cu129"})
+    assert held({"path": "engine.image", "matches": ".*-cu129"}, context)
+
+
 def test_values_in_sentences_stay_on_one_line_and_short() -> None:
     rule = {
         **RULE,
         "sentence": "{{It}} is {flags.some-flag}, {model.moe}, {model.kv_heads}, {model.architecture}.",
-        "remedy": "Set {flags.other-flag}.",
+        "remedy": "Set {flags.other-flag} by {capacity.headroom_gib}.",
     }
     context = changed(
         {
             "flags.some-flag": "{model.name}\n\x1b[31mred " + "x" * 500,
             "flags.other-flag": {"b": 1, "a": [True]},
             "model.architecture": None,
+            "capacity.headroom_gib": 0.123456789,
         }
     )
     (finding,) = evaluate(load_rules(reader(rule)), context)
     assert finding.sentence.startswith("{It} is {model.name} [31mred xxx")
     assert finding.sentence.endswith("..., false, 4, unknown.")
     assert len(finding.sentence) < 150
-    assert finding.remedy == 'Set {"a":[true],"b":1}.'
+    assert finding.remedy == 'Set {"a":[true],"b":1} by 0.123.'
 
 
 @pytest.mark.parametrize("path", [*PATHS, "flags.speculative-config", "flags.max-model-len", "env.A"])
