@@ -173,7 +173,8 @@ def described_flag(action: Any, accepted: list[str], marked: bool) -> tuple[str,
     if isinstance(action, getattr(argparse, "_AppendAction")):  # noqa: B009 - private by its name only
         entry["repeats"] = True
     if action.choices is not None:
-        entry["choices"] = in_order(plain(choice) for choice in action.choices if choice is not None)
+        # Some versions add the word None for nothing, which the conversion has made of it before it is looked up.
+        entry["choices"] = in_order(plain(choice) for choice in action.choices if choice not in (None, "None"))
     elif isinstance(action.metavar, (list, tuple)):
         # argparse lets any value pass and the engine dies of it later; the names are only shown.
         entry["advised"] = in_order(plain(choice) for choice in action.metavar if choice is not None)
