@@ -69,6 +69,7 @@ PATHS: Mapping[str, str] = {
     "instance.network": TEXT,
     "instance.ipc": TEXT,
     "instance.shm_size_bytes": NUMBER,
+    "instance.effort_aliases": TRUTH,
     "capacity.kv_tokens": NUMBER,
     "capacity.blocks": NUMBER,
     "capacity.block_tokens": NUMBER,

@@ -65,6 +65,7 @@ BASE: dict[str, Any] = {
         "network": "host",
         "ipc": "private",
         "shm_size_bytes": 17179869184,
+        "effort_aliases": False,
     },
     "capacity": {"kv_tokens": 2595079, "blocks": 1772, "block_tokens": 1600, "headroom_gib": 3.5},
 }

@@ -133,6 +133,15 @@ def test_gpus_without_a_bridge_talk_over_pcie() -> None:
     assert "SOC-R64" not in ids(changed({"hardware.worst_path": "PIX", "flags.tensor-parallel-size": 1}))
 
 
+@pytest.mark.parametrize(("number", "rule"), [("0.26.0", "SOC-R14"), ("0.33.0", "SOC-R15")])
+@pytest.mark.parametrize(("aliases", "fires"), [(None, True), (False, True), (True, False)])
+def test_levels_of_effort_that_a_profile_adds_answer_the_rule(
+    number: str, rule: str, aliases: bool | None, fires: bool
+) -> None:
+    context = changed({"model.family": "qwen3.8", "instance.effort_aliases": aliases}, version(number))
+    assert (rule in ids(context)) is fires
+
+
 def test_the_default_of_a_version_counts_as_what_it_does() -> None:
     """From 0.28 on a hybrid model's prefixes are cached unless the plan says otherwise."""
     silent = {**MTP, "flags.no-enable-prefix-caching": None}
