@@ -252,7 +252,7 @@ def _states(launch: Launch, layout: KvLayout, pool: KvPool) -> list[Finding]:
             f"max-num-seqs is {sequences}, but the KV cache holds the recurrent states of {fitting} running requests "
             f"({layout.state_blocks} blocks each, of {pool.blocks}); beyond that requests push each other out.",
             f"Set max-num-seqs to {max(1, fitting)} or less.",
-            "throughput at 32 requests fell by 24 % below about 116 blocks (vLLM issue 55580)",
+            "throughput at 32 requests fell by 24 % below about 116 blocks (vllm-project/vllm#55580)",
             "max-num-seqs",
         )
     ]
@@ -299,7 +299,8 @@ def _meaning(launch: Launch, layout: KvLayout, pool: KvPool) -> list[Finding]:
             f"The log of vLLM {launch.vllm_version} will tell {told:,} tokens of KV cache where requests of full "
             f"length have {pool.tokens:,}.",
             "Compare the concurrency that it logs, not the tokens, with other versions.",
-            "up to 0.19.1 the log divides by the groups of layers (vLLM pull request 40691)",
+            "up to 0.19.1 the log divides by the groups of layers (vllm-project/vllm#40691)",
+            "capacity.log_kv_tokens",
         )
     ]
 

@@ -25,8 +25,8 @@ LARGE_MIB = 64 * 1024
 RESERVED_LARGE_MIB = 800
 RESERVED_SMALL_MIB = 490
 """Memory that the driver keeps, where memory.reserved of nvidia-smi is not at hand. Seen: 616 MiB of an H200 (driver
-580.159.04: 143,771 MiB, of which CUDA shows 139.80 GiB); 79.22 GiB shown of 81,920 MiB (vLLM pull request 10511), so
-799; 31.37 GiB of an RTX 5090's 32,607 MiB (vLLM issue 14452), so 484."""
+580.159.04: 143,771 MiB, of which CUDA shows 139.80 GiB); 79.22 GiB shown of 81,920 MiB (vllm-project/vllm#10511), so
+799; 31.37 GiB of an RTX 5090's 32,607 MiB (vllm-project/vllm#14452), so 484."""
 
 REFERENCE_TOKENS = 8192
 REFERENCE_HIDDEN = 5120
