@@ -137,6 +137,7 @@ def test_flags_are_found_however_they_are_spelled() -> None:
         {"path": "capacity.blocks", "lt": {"path": "model.kv_heads"}},
         {"not": {"all": [{"path": "model.hybrid", "is": True}, {"path": "model.moe", "is": True}]}},
         {"any": [{"path": "model.moe", "is": True}, {"path": "model.kv_heads", "gt": 1}]},
+        {"not": {"any": [{"path": "model.moe", "is": True}, {"path": "model.hybrid", "is": False}]}},
     ],
 )
 def test_what_is_not_known_is_neither_true_nor_false(when: Any) -> None:
