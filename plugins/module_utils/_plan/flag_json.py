@@ -123,7 +123,10 @@ def _check_key(
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether the engine takes *value* for this type: it reads a number out of text, but makes no text of a number."""
+    """Whether the engine takes *value* for this type: it reads a number out of text, but makes no text of a number.
+
+    Only true in a number's place, which it reads as 1, is left out here, since nobody means that.
+    """
     if kind == "null":
         return value is None
     if kind == "map":
