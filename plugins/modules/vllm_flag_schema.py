@@ -12,7 +12,7 @@ version_added: 0.2.0
 description:
   - Runs a small program in a container of the image, without a GPU and without a network, which builds the parser of
     C(vllm serve) and reads flags, values, registries of parsers, keys of JSON flags and environment variables off it.
-    That takes about half a minute. Help texts are left out.
+    That takes half a minute to two minutes. Help texts are left out.
   - The answer is kept by the image's id in C(cache/flags) of the state folder, so that an image is asked once.
   - Where RV(document) is written to C(profiles/vllm/VERSION.json) of the site's data, plans of that version are checked
     against it.

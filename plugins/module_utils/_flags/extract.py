@@ -18,6 +18,7 @@ import dataclasses
 import enum
 import importlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -115,7 +116,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
+        if not math.isfinite(value):
             raise ValueError(value)
         return value
     if isinstance(value, pathlib.PurePath):
