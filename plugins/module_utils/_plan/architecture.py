@@ -69,6 +69,10 @@ ARCHITECTURE = schema.record(
         "tied_embeddings": schema.truth(),
         "max_position_embeddings": schema.whole(1),
         "dtype": _DTYPE,
+        "weights_per_gpu": schema.list_of(
+            schema.record({"tensor_parallel": schema.whole(1), "gib": schema.number()}, ["tensor_parallel", "gib"]),
+            filled=True,
+        ),
     }
 )
 """The key ``architecture`` of a model file. Every key may be missing: what is not known is left out."""
@@ -132,6 +136,14 @@ class Vision:
 
 
 @dataclass(frozen=True)
+class MeasuredWeights:
+    """What a start with all parts of the checkpoint logged as weights on each of *tensor_parallel* GPUs."""
+
+    tensor_parallel: int
+    gib: float
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A model as the planner of memory sees it. What is None is not known."""
 
@@ -161,6 +173,7 @@ class Architecture:
     """All tensors of the checkpoint together."""
     quantization: str | None = None
     """What the weights are stored in beyond dtype: "none", "fp8", "nvfp4" ...; None when not known."""
+    measured_weights: tuple[MeasuredWeights, ...] = ()
 
     @property
     def hybrid(self) -> bool:
@@ -215,6 +228,7 @@ def architecture(
         rope_sections=content.get("rope_sections", 1),
         size_bytes=size_bytes,
         quantization=quantization,
+        measured_weights=tuple(MeasuredWeights(**entry) for entry in content.get("weights_per_gpu", ())),
     )
 
 

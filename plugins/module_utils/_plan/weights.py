@@ -52,7 +52,7 @@ class Weights:
 
     bytes_per_gpu: int
     source: str
-    """ "boot", "headers", "architecture" or "size"."""
+    """ "boot", "headers", "architecture", "measured" or "size"."""
     uncertainty_bytes: int
 
     @property
@@ -64,6 +64,7 @@ UNCERTAINTY_BYTES = {
     "boot": GIB // 20,
     "headers": GIB // 4,
     "architecture": GIB // 4,
+    "measured": GIB // 4,
     "size": GIB // 2,
 }
 """How far each source may be off. Measured: the architecture of the 27B hybrid gives 51.01 GiB where a start logged
@@ -110,6 +111,8 @@ def weights_per_gpu(architecture: Architecture, launch: Launch, tensors: Sequenc
     counted = from_architecture(architecture, launch)
     if plain and counted is not None:
         return _weights(counted + extra, "architecture")
+    if architecture.measured_weights:
+        return _weights(_from_measured(architecture, launch, extra) + extra, "measured")
     if architecture.size_bytes is not None:
         return _weights(_from_size(architecture, launch, architecture.size_bytes) + extra, "size")
     return None
@@ -209,9 +212,21 @@ def vision_parameters(architecture: Architecture, parts: int) -> int | None:
     return (vision.layers * block + merger) // parts + whole
 
 
+def _from_measured(architecture: Architecture, launch: Launch, extra: int) -> int:
+    """Bytes on one GPU by the start whose number of GPUs is nearest, cut anew; *extra* is whole on every GPU."""
+    parts = launch.tensor_parallel
+    nearest = min(architecture.measured_weights, key=lambda measured: abs(measured.tensor_parallel - parts))
+    cut = (int(nearest.gib * GIB) - extra) * nearest.tensor_parallel
+    return max(0, cut - _unused(architecture, launch)) // parts
+
+
+def _unused(architecture: Architecture, launch: Launch) -> int:
+    """Bytes of the vision tower where it is not loaded; quantised checkpoints keep it in the architecture's dtype."""
+    if not launch.language_model_only:
+        return 0
+    return (vision_parameters(architecture, 1) or 0) * architecture.element_bytes
+
+
 def _from_size(architecture: Architecture, launch: Launch, size_bytes: int) -> int:
     """Bytes on one GPU of a checkpoint of which only the size is known: cut evenly, less what is not loaded."""
-    unused = 0
-    if launch.language_model_only:
-        unused += (vision_parameters(architecture, 1) or 0) * architecture.element_bytes
-    return max(0, size_bytes - unused) // launch.tensor_parallel
+    return max(0, size_bytes - _unused(architecture, launch)) // launch.tensor_parallel

@@ -79,6 +79,18 @@ def test_quantised_weights_are_taken_from_the_size_of_the_checkpoint() -> None:
     assert weights_per_gpu(hybrid(quantization="fp8"), S3) is None
 
 
+def test_weights_that_a_start_logged_are_taken_for_quantised_ones() -> None:
+    """FP8 weights on two A800: 14.96 GiB each, of which 0.125 are sines and cosines that every GPU keeps."""
+    content = {**HYBRID_27B, "weights_per_gpu": [{"tensor_parallel": 2, "gib": 14.96}]}
+    model = build(content, quantization="fp8")
+    for parallel, gib in ((2, 14.96), (1, 2 * 14.96 - 0.125), (4, 14.96 / 2 + 0.0625)):
+        weights = weights_per_gpu(model, replace(S3, tensor_parallel=parallel))
+        assert weights is not None and weights.source == "measured"
+        assert weights.gib == pytest.approx(gib, abs=0.001)
+    less = weights_per_gpu(model, replace(S3, language_model_only=True))
+    assert less is not None and less.gib == pytest.approx(14.96 - 0.43, abs=0.01)
+
+
 def test_experts_are_counted() -> None:
     """Qwen3.6-35B-A3B: 256 experts of 512 and a shared one, 40 layers of which 10 have full attention."""
     content = {**HYBRID_27B, "layers": 40, "full_attention_layers": 10, "hidden_size": 2048, "attention_heads": 16}
