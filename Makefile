@@ -77,6 +77,7 @@ test-slow: setup
 bench: setup
 	python benchmarks/no_op_run.py --inventory $(INVENTORY)
 	python benchmarks/gpu_facts_cost.py
+	python benchmarks/plan_cost.py
 	python benchmarks/model_noop.py
 	python benchmarks/model_download.py
 	python benchmarks/model_fanout.py

@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan import insta
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
+from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_tables
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
@@ -93,7 +94,13 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
         address=str(address) if address else None,
     )
     resolution = resolve(request, Catalogue(data), lambda name: _template(name, data, task_vars))
-    return {"plans": resolution.plans, "host_class": resolution.host_class, "templates": resolution.templates}
+    return {
+        "plans": resolution.plans,
+        "host_class": resolution.host_class,
+        "templates": resolution.templates,
+        # One text, since whatever walks through registered plans in a template pays for each of their values.
+        "table": plan_tables(resolution.plans),
+    }
 
 
 def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any] | None:

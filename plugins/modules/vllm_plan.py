@@ -16,6 +16,8 @@ description:
   - All errors of one call are reported together in RV(errors).
   - With O(seal), adds to one plan what was fetched for it (image digest, model content) and computes its
     fingerprints.
+  - A plan whose profile reproduces a described deployment says in C(document) which one, and in C(changes) where it
+    departs from it, with the reason of each.
   - Runs on the controller only; the host is not contacted.
 extends_documentation_fragment:
   - socle.inference.attributes
@@ -173,6 +175,12 @@ plans:
       profile: default
       argv: [/models/SmolLM2-135M-Instruct, --host, 127.0.0.1, --port, "8000"]
       sealed: false
+table:
+  description:
+    - What M(socle.inference.show) prints of RV(plans), as one text; for each plan what
+      P(socle.inference.plan_table#filter) says.
+  returned: success, without O(seal)
+  type: str
 host_class:
   description: The host class that was used.
   returned: success, without O(seal)

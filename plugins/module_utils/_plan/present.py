@@ -92,6 +92,11 @@ def plan_table(plan: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def plan_tables(plans: Mapping[str, Mapping[str, Any]]) -> str:
+    """The tables of all plans of a host, one after the other, as one text."""
+    return "\n\n".join("\n".join(plan_table(plans[name])) for name in sorted(plans))
+
+
 def _command(argv: Sequence[str]) -> list[str]:
     """The engine's words as one command for a shell, an option with its values on each line."""
     rows: list[list[str]] = [["vllm", "serve"]]
