@@ -22,6 +22,21 @@ SMOL = Launch("0.32.0", 4096, cpu=True, max_num_seqs=8, kv_cache_memory_bytes=GI
 QWEN3_TINY = {"layers": 2, "kv_heads": 2, "head_dim": 32}
 """512 bytes of keys and values per token, which is all that counts of it here."""
 
+TINY_HYBRID = {
+    "layers": 8,
+    "full_attention_layers": 2,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "linear_attention": {
+        "key_heads": 4,
+        "value_heads": 8,
+        "key_head_dim": 128,
+        "value_head_dim": 128,
+        "conv_kernel": 4,
+    },
+    "mtp_layers": 1,
+}
+
 
 def pool(launch: Launch, kv_bytes: int, model: Architecture | None = None) -> KvPool:
     return KvPool(kv_layout(model or hybrid(), launch), launch, kv_bytes)
@@ -106,6 +121,16 @@ def test_smollm2_on_a_processor_as_the_lab_logged_it() -> None:
     assert (found.layout.block_tokens, found.blocks, found.tokens, found.concurrency) == (128, 364, 46592, 11.375)
     assert log_lines(found) == (
         "CPU KV cache size: 46,592 tokens, Maximum concurrency for 4,096 tokens per request: 11.38x",
+    )
+
+
+def test_a_small_hybrid_on_a_processor_as_the_real_engine_logged_it() -> None:
+    """0.32.0: 'Setting attention block size to 1152 tokens', 'Padding mamba page size by 9.92%'."""
+    found = pool(Launch("0.32.0", 4096, cpu=True, max_num_seqs=4), GIB, build(TINY_HYBRID))
+    assert found.layout.block_tokens == 1152
+    assert f"{found.layout.page_bytes / found.layout.state_bytes - 1:.2%}" == "9.92%"
+    assert log_lines(found) == (
+        "CPU KV cache size: 372,736 tokens, Maximum concurrency for 4,096 tokens per request: 91.00x",
     )
 
 
