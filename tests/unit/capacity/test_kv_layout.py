@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
@@ -124,14 +125,25 @@ def test_smollm2_on_a_processor_as_the_lab_logged_it() -> None:
     )
 
 
-def test_a_small_hybrid_on_a_processor_as_the_real_engine_logged_it() -> None:
-    """0.32.0: 'Setting attention block size to 1152 tokens', 'Padding mamba page size by 9.92%'."""
-    found = pool(Launch("0.32.0", 4096, cpu=True, max_num_seqs=4), GIB, build(TINY_HYBRID))
+@pytest.mark.parametrize(
+    ("changes", "padding", "logged"),
+    [
+        ({}, "9.92%", "372,736 tokens, Maximum concurrency for 4,096 tokens per request: 91.00x"),
+        (
+            {"speculative_method": "mtp", "speculative_tokens": 2},
+            "8.27%",
+            "206,848 tokens, Maximum concurrency for 4,096 tokens per request: 50.50x",
+        ),
+    ],
+)
+def test_a_small_hybrid_on_a_processor_as_the_real_engine_logged_it(
+    changes: dict[str, Any], padding: str, logged: str
+) -> None:
+    """0.32.0 also logged 'Setting attention block size to 1152 tokens', and how far it padded the states."""
+    found = pool(Launch("0.32.0", 4096, cpu=True, max_num_seqs=4, **changes), GIB, build(TINY_HYBRID))
     assert found.layout.block_tokens == 1152
-    assert f"{found.layout.page_bytes / found.layout.state_bytes - 1:.2%}" == "9.92%"
-    assert log_lines(found) == (
-        "CPU KV cache size: 372,736 tokens, Maximum concurrency for 4,096 tokens per request: 91.00x",
-    )
+    assert f"{found.layout.page_bytes / found.layout.state_bytes - 1:.2%}" == padding
+    assert log_lines(found) == (f"CPU KV cache size: {logged}",)
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.23.0", "0.26.0", "0.32.0"])
