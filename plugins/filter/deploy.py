@@ -27,6 +27,7 @@ def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:
         "ready_s": ready.get("ready_s"),
         "waited_s": ready.get("waited_s"),
         "milestones": ready.get("milestones") or {},
+        "phases": ready.get("phases") or {},
         "engine_version": ready.get("engine_version"),
         "max_model_len": ready.get("max_model_len"),
         "models": ready.get("models"),

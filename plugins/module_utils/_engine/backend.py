@@ -303,3 +303,17 @@ class Backend(ABC):
         done = self._runner(argv)
         lines, last = parse_journal(done.stdout)
         return [line for line in lines if line.monotonic_us >= since_us], last or cursor
+
+    def kernel_log(self, since_us: int) -> list[str]:
+        """The kernel's messages from the monotonic time *since_us* on; none where the host does not show them."""
+        age_s = time.monotonic() - since_us / 1e6
+        since = f"--since=@{int(time.time() - age_s) - 5}"
+        done = self._runner(["journalctl", "--dmesg", "--no-pager", "--quiet", "-o", "json", since])
+        lines, _last = parse_journal(done.stdout) if done.returncode == 0 else ([], None)
+        return [line.text for line in lines if line.monotonic_us >= since_us]
+
+    def oom_killed(self, instance: str) -> bool | None:
+        """Whether the container engine saw the kernel kill in the container; None where there is no container."""
+        name = f"vllm-{check_name(instance)}"
+        done = self._ask("container", "inspect", "--format", "{{.State.OOMKilled}}", name)
+        return done.stdout.strip() == "true" if done.returncode == 0 else None
