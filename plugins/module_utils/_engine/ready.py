@@ -31,6 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.phases imp
     expected_phases,
     progress_detail,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import BY_NAME, Signature
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
@@ -192,6 +193,7 @@ class Waiter:
                     self._read_journal()
                     self._fail(replace(observed(lack.id), sentence=f"it {lack.sentence}", remedy=lack.remedy), unit)
                 if lack is None:
+                    self._refuse_half_served(unit)
                     if self._up(unit) and self._same(unit):
                         return self._facts(unit, waited_s=self._clock() - began)
                     token_shown = True
@@ -365,6 +367,14 @@ class Waiter:
 
     def _last_line(self) -> str | None:
         return self._tail[-1] if self._tail else None
+
+    def _refuse_half_served(self, unit: UnitState) -> None:
+        """Fail where an engine that was followed answers, and said on the way that a part of it does not work."""
+        self._read_journal()
+        fatal = self._reader.fatal
+        cause = BY_NAME[fatal.name] if fatal else None
+        if fatal is not None and isinstance(cause, Signature) and cause.serves:
+            self._fail(fatal, unit)
 
     def _gave_up(self, unit: UnitState) -> bool:
         """Whether the engine ended for a reason that the next start would meet again."""

@@ -43,6 +43,8 @@ class Signature(Cause):
     """Whether it ends the wait. Otherwise engines get over it at times: it counts when the engine has ended."""
     more: int = 0
     """How many lines without a level, from the same process, belong to it."""
+    serves: bool = False
+    """The engine starts and looks healthy all the same, and a part of what it is for does not work."""
 
 
 def _signature(
@@ -58,6 +60,7 @@ def _signature(
     generic: bool = False,
     certain: bool = True,
     more: int = 0,
+    serves: bool = False,
 ) -> Signature:
     return Signature(
         id=f"SOC-D{number:02d}",
@@ -71,6 +74,7 @@ def _signature(
         generic=generic,
         certain=certain,
         more=more,
+        serves=serves,
     )
 
 
@@ -156,9 +160,10 @@ SIGNATURES: tuple[Signature, ...] = (
         9,
         "chat_template_syntax",
         r"jinja2\.exceptions\.(?:TemplateSyntaxError|TemplateAssertionError): (.+)",
-        "the chat template cannot be read as Jinja ({1})",
+        "the chat template cannot be read as Jinja ({1}), so that every chat would be refused",
         "Correct the template; with chat_template of the instance it is a file of your data folder.",
-        "the words of Jinja 3",
+        _CPU_LOG,
+        serves=True,
     ),
     _signature(
         10,

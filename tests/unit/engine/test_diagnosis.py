@@ -32,6 +32,11 @@ FAILED = {
         "the value of --dtype is not valid (invalid choice: 'float13' (choose from 'auto', 'bfloat16', 'float',"
         " 'float16', 'float32', 'half'))",
     ),
+    "template-v0.32.0": (
+        "SOC-D09",
+        "the chat template cannot be read as Jinja (unexpected '}'), so that every chat would be refused",
+    ),
+    "port-v0.32.0": ("SOC-D55", "the port is in use by another process"),
     "tool-parser-v0.32.0": ("SOC-D05", "there is no tool call parser hermez"),
     "missing-shard-v0.32.0": (
         "SOC-D13",

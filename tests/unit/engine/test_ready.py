@@ -344,6 +344,23 @@ def test_an_engine_process_that_the_kernel_killed_is_looked_up(
     assert caught.value.fields["diagnosis"]["line"] == host.kernel[0][1]
 
 
+def test_an_engine_that_serves_with_a_broken_chat_template_is_not_ready(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    starting(host)
+    engine.health = 503
+    broken = (FIXTURES / "failed-template-v0.32.0.log").read_text(encoding="utf-8").splitlines()
+
+    def serve() -> None:
+        host.journal.extend((5_000_000, line) for line in broken)
+        engine.health = 200
+
+    clock.at[4] = serve
+    with pytest.raises(EngineError, match="chat template cannot be read as Jinja"):
+        waiter(backend, url(engine), clock).wait()
+    assert host.active == "inactive"
+
+
 def test_the_reason_of_a_hang_is_named_with_the_time_limit(backend: QuadletBackend, host: Host, clock: Clock) -> None:
     starting(host)
     stuck = (
