@@ -56,10 +56,6 @@ _FRAME = re.compile(r"^(?:[ \t]|$)")
 _MARGIN = re.compile(r"^ *[|+] ?")
 """What Python draws beside the tracebacks of an exception group."""
 
-_CHAINED = re.compile(
-    r"^(?:During handling of the above exception, another exception occurred"
-    r"|The above exception was the direct cause of the following exception):"
-)
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: |$)")
 _PANIC = re.compile(r"^thread '[^']*'(?: \(\d+\))? panicked at ")
 _NATIVE = re.compile(r"what\(\): |Fatal Python error: |!+ Segfault|thread '|\S+:\d+:\d+ \[\d+\] .*NCCL WARN ")
@@ -199,7 +195,6 @@ class RootCause:
     def __init__(self) -> None:
         self._errors: list[_Error] = []
         self._tracing: set[str] = set()
-        self._chained: set[str] = set()
         self._panicked: set[str] = set()
         self._nccl: str | None = None
 
@@ -213,9 +208,6 @@ class RootCause:
             return None
         if process in self._tracing:
             return self._in_traceback(process, message)
-        if _CHAINED.match(message.strip()):
-            self._chained.add(process)
-            return None
         if process in self._panicked:
             self._panicked.discard(process)
             self._note(process, message, native=True)
@@ -236,10 +228,7 @@ class RootCause:
         if _FRAME.match(plain) or not _RAISED.match(plain):
             return None
         self._tracing.discard(process)
-        if process in self._chained:
-            self._chained.discard(process)
-        else:
-            self._note(process, plain)
+        self._note(process, plain)
         return plain
 
     def _note(self, process: str, message: str, native: bool = False) -> None:

@@ -47,7 +47,7 @@ RECENT = 5
 
 @dataclass(frozen=True)
 class Milestone:
-    """A line that says how far the engine is; its groups become *keys* of the entry."""
+    """A line that says how far the engine is; its groups become *keys* of the entry, those that matched."""
 
     name: str
     pattern: re.Pattern[str]
@@ -93,7 +93,12 @@ MILESTONES: tuple[Milestone, ...] = (
         PROFILING,
         last=True,
     ),
-    Milestone("kv_memory", re.compile(r"Available KV cache memory: ([\d.]+) GiB"), ("gib",), CACHE),
+    Milestone(
+        "kv_memory",
+        re.compile(r"Available KV cache memory: ([\d.]+) GiB|^Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV"),
+        ("gib", "gib"),
+        CACHE,
+    ),
     Milestone(
         "kv_cache",
         re.compile(

@@ -49,6 +49,10 @@ FAILED = {
         " covered)",
     ),
     "length-v0.32.0": ("SOC-D28", "max-model-len 100000 is more than the model's own context length (8192)"),
+    "kv-small-v0.32.0": (
+        "SOC-D36",
+        "one request of 100000 tokens needs 2.15 GiB of KV cache and 1.0 GiB are there",
+    ),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
 }

@@ -61,6 +61,7 @@ def test_milestones_of_a_cpu_start() -> None:
         "at_tokens": 4096,
         "concurrency": 11.38,
     }
+    assert reader.phases.milestones["kv_memory"] == {"at_s": 1.3, "gib": 1.0}
     assert reader.phases.milestones["engine"] == {"at_s": 1.3, "version": "0.32.0"}
     assert reader.phases.phase == "first answer"
 
@@ -145,8 +146,14 @@ def test_the_newest_passed_starts_of_the_same_launch_are_expected_again() -> Non
             for day in range(5)
         ),
         deploy("2026-11-20T00:00:00Z", took(loading_weights=900.0), launch_fingerprint="sha256:b"),
-        {**deploy("2026-11-21T00:00:00Z", took(loading_weights=1.0)), "verdict": "failed"},
-        {**deploy("2026-11-22T00:00:00Z", took(loading_weights=1.0)), "kind": "benchmark"},
+        {
+            **deploy("2026-11-21T00:00:00Z", took(loading_weights=1.0), launch_fingerprint="sha256:b"),
+            "verdict": "failed",
+        },
+        {
+            **deploy("2026-11-22T00:00:00Z", took(loading_weights=1.0), launch_fingerprint="sha256:b"),
+            "kind": "benchmark",
+        },
         deploy("2026-11-23T00:00:00Z", {"milestones": {}}, launch_fingerprint="sha256:a"),
     ]
     assert expected_phases(records, "sha256:a") == {phases.LOADING: 2.0}
