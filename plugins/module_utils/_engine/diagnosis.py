@@ -39,6 +39,7 @@ _UNLEVELLED = re.compile(
     r"|\S+:\d+:\d+ \[\d+\] .*NCCL WARN "
     r"|(?:vllm(?: [\w-]+){0,2}|[\w-]+\.py): error: "  # argparse
     r"|Failed: Cuda error "  # vLLM's own C++
+    r"|Worker proc \S+ died unexpectedly"
     r'|time="[^"]*" level=(?:error|fatal) '  # Podman
     r"|docker: (?:Error response from daemon: |Cannot connect )"
     r"|\S+\.py:\d+: UserWarning: CUDA initialization: "  # all that PyTorch says of a driver that does not work
@@ -66,14 +67,14 @@ _CONSEQUENCE = re.compile(
     r"|EngineCore (?:failed|encountered)|WorkerProc |Worker proc \S+ died|Worker failed with error|Executor failed"
     r"|Application startup failed|^(?:asyncio\.(?:exceptions\.)?)?CancelledError|^KeyboardInterrupt|^SystemExit"
     r"|BrokenPipeError|ConnectionResetError|^EOFError|ExceptionGroup: |remote process exited"
-    r"|Connection (?:closed|reset) by|leaked \w+ objects"
+    r"|Connection (?:closed|reset) by|^RuntimeError: cancelled$|leaked \w+ objects"
 )
 """What the other processes say when one has failed."""
 
 _ENGINE = re.compile(r"^\((?:EngineCore|Worker|VllmWorker)")
 
 SIGKILL_STATUS = (9, 137)
-KILLED = ("engine_killed", "killed")
+KILLED = ("engine_killed", "worker_died", "killed")
 """The causes that the kernel's log can explain."""
 
 

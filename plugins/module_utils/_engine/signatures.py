@@ -824,6 +824,16 @@ SIGNATURES: tuple[Signature, ...] = (
         _CPU_LOG,
         generic=True,
     ),
+    _signature(
+        84,
+        "worker_died",
+        r"Worker proc \S+ died unexpectedly(?: \(exit code: (?:None|(\S+))\))?",
+        "a worker of the engine died without a word ({1})",
+        "If it was killed, 'journalctl -k --grep \"Killed process\"' on the host says so; else use another"
+        " attention-backend or image.",
+        _CPU_LOG,
+        generic=True,
+    ),
 )
 
 

@@ -53,6 +53,7 @@ FAILED = {
         "SOC-D36",
         "one request of 100000 tokens needs 2.15 GiB of KV cache and 1.0 GiB are there",
     ),
+    "killed-v0.32.0": ("SOC-D84", "a worker of the engine died without a word"),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
 }
@@ -271,6 +272,17 @@ def test_the_lines_of_one_message_stay_together() -> None:
 def test_what_systemd_says_of_the_end(active: str, result: str, status: int, name: str) -> None:
     found = end_of_unit(active, result, status)
     assert found.name == name and "{" not in found.sentence + found.remedy and "()" not in found.sentence
+
+
+def test_a_worker_that_the_kernel_killed_is_told_by_the_kernel_s_log() -> None:
+    # Of the same failure as the fixture: a worker that filled the memory of its control group.
+    kernel = (FIXTURES / "kernel-oom.txt").read_text(encoding="utf-8").splitlines()
+    died = diagnose(read("failed-killed-v0.32.0.log"))
+    assert died is not None
+    found = killed_for_memory(died, kernel)
+    assert found.id == "SOC-D50"
+    assert found.sentence.startswith("the kernel killed it since the host's memory, or the limit of its unit, ran out")
+    assert found.sentence.endswith("(4429 (VLLM::Worker))")
 
 
 KERNEL = ["usb 1-1: new device", "Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB"]
