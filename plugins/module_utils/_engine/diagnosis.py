@@ -147,6 +147,11 @@ def reports_error(line: str) -> bool:
     return bool(_UNLEVELLED.match(strip_prefix(line)))
 
 
+def _process(line: str) -> str:
+    prefix = _PREFIX.match(line)
+    return prefix["process"] if prefix else ""
+
+
 def strip_prefix(line: str) -> str:
     """The message without vLLM's process, level, time and source."""
     return _PREFIX.sub("", line, count=1).rstrip()
@@ -179,10 +184,10 @@ class _Error:
     """Its process went on with the start."""
 
     @property
-    def rank(self) -> tuple[bool, bool, int]:
+    def rank(self) -> tuple[bool, int]:
         """Sorts what failed before what noticed: the engine's own errors first, then those without a process."""
         first = bool(_ENGINE.match(self.process)) or (self.native and not self.process)
-        return (self.overcome, bool(_CONSEQUENCE.search(self.message)), 0 if first else 1 if not self.process else 2)
+        return (bool(_CONSEQUENCE.search(self.message)), 0 if first else 1 if not self.process else 2)
 
 
 class RootCause:
@@ -237,24 +242,19 @@ class RootCause:
 
     def went_on(self, line: str) -> None:
         """The line is progress of its process, which therefore got over its errors."""
-        prefix = _PREFIX.match(line)
-        process = prefix["process"] if prefix else ""
+        process = _process(line)
         for error in self._errors:
             if error.process == process:
                 error.overcome = True
 
     @property
     def line(self) -> str | None:
-        """The root error; None where there was none."""
-        if not self._errors:
+        """The root error; None where there was none that its process did not get over."""
+        errors = [error for error in self._errors if not error.overcome]
+        if not errors:
             return None
-        message = min(self._errors, key=lambda error: error.rank).message
+        message = min(errors, key=lambda error: error.rank).message
         return self._nccl if self._nccl and "nccl" in message.lower() else message
-
-    @property
-    def fatal(self) -> bool:
-        """Whether an error is left that its process did not get over."""
-        return any(not error.overcome for error in self._errors)
 
 
 class Reader:
@@ -269,11 +269,13 @@ class Reader:
         """Why it may be slow or hang."""
         self.phases = Phases()
         self._root = RootCause()
+        self._probably = ""
+        """The process that the probable cause is of."""
         self._more: tuple[str, str, int] | None = None
 
     @property
     def first_error(self) -> str | None:
-        """The error that the others follow from."""
+        """The error that the others follow from; None where its process went on."""
         return self._root.line
 
     def feed(self, line: str, at_s: float | None = None) -> None:
@@ -287,6 +289,8 @@ class Reader:
             self.hint = match(message, WARNING)
         if self.phases.feed(message, at_s):
             self._root.went_on(line)
+            if _process(line) == self._probably:
+                self.probable = None
 
     def _judge(self, line: str, message: str) -> None:
         if self.fatal is not None:
@@ -301,12 +305,11 @@ class Reader:
             if signature.certain:
                 self.fatal = found
             elif self.probable is None:
-                self.probable = found
+                self.probable, self._probably = found, _process(line)
             else:
                 continue
-            prefix = _PREFIX.match(line)
-            if signature.more and prefix:
-                self._more = (signature.name, prefix["process"], signature.more)
+            if signature.more:
+                self._more = (signature.name, _process(line), signature.more)
             return
 
     def conclude(self, otherwise: Diagnosis) -> Diagnosis:
@@ -320,15 +323,14 @@ class Reader:
     @property
     def unexplained(self) -> bool:
         """Whether there is an error that no signature knows and that its process did not get over."""
-        return self.fatal is None and self.probable is None and self._root.fatal
+        return self.fatal is None and self.probable is None and self.first_error is not None
 
     def _continue(self, line: str, message: str) -> None:
         """Adds a line that belongs to the message before it."""
         if self._more is None:
             return
         name, process, left = self._more
-        prefix = _PREFIX.match(line)
-        belongs = prefix is not None and prefix["process"] == process and bool(message.strip())
+        belongs = _process(line) == process and bool(message.strip())
         if not belongs or _TRACEBACK.match(message):
             self._more = None
             return

@@ -396,7 +396,7 @@ class Waiter:
             found = replace(
                 found, remedy=f"{hint.sentence[0].upper()}{hint.sentence[1:]}: {hint.remedy}", line=hint.line
             )
-        return self._reader.conclude(found) if self._reader.probable else found
+        return found
 
     def _explained(self, diagnosis: Diagnosis) -> Diagnosis:
         """*diagnosis*, or why the process was killed where somebody knows; before the container is gone."""

@@ -224,6 +224,14 @@ def test_the_root_error_is_quoted(name: str) -> None:
     assert found.line == expected
 
 
+def test_an_engine_that_only_got_over_its_errors_has_no_diagnosis() -> None:
+    went_on = "(Worker_TP0 pid=301) INFO 11-30 08:15:49 [x.py:1] Model loading took 25.51 GiB memory and 9.1 seconds"
+    for error in ("OddError: no optional kernels", "ModuleNotFoundError: No module named 'odd'"):
+        assert diagnose([*traceback(WORKER0, error), went_on]) is None
+        found = diagnose([*traceback(WORKER0, error), went_on, *traceback(WORKER0, "OddError: the cause")])
+        assert found is not None and found.line == "OddError: the cause"
+
+
 def test_what_nccl_warned_of_is_the_root_of_its_error() -> None:
     found = diagnose(
         [

@@ -372,6 +372,19 @@ def test_the_reason_of_a_hang_is_named_with_the_time_limit(backend: QuadletBacke
     assert caught.value.fields["diagnosis"]["name"] == "timeout"
 
 
+def test_an_error_that_the_engine_got_over_is_not_blamed_for_a_hang(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    starting(host)
+    host.journal = [
+        (2_000_000, "(Worker pid=4) ERROR 11-30 09:43:57 [x.py:1] ModuleNotFoundError: No module named 'odd'"),
+        (2_000_001, "(Worker pid=4) INFO 11-30 09:43:57 [x.py:68] Starting to load model /models/X..."),
+    ]
+    with pytest.raises(EngineError, match="does not serve after 30 s, last seen at 'loading weights'") as caught:
+        waiter(backend, NOBODY, clock, timeout_s=30).wait()
+    assert "Starting to load model" in caught.value.fields["diagnosis"]["line"]
+
+
 def test_progress_shows_the_weights_in_bytes_and_what_was_expected(
     backend: QuadletBackend, host: Host, clock: Clock, plan: dict[str, Any], tmp_path: Path
 ) -> None:
