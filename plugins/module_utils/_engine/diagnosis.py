@@ -30,6 +30,8 @@ _PREFIX = re.compile(
 )
 """vLLM's process; its level, time and source, or those of PyTorch's C++ parts."""
 
+ERROR_LEVELS = ("ERROR", "CRITICAL")
+
 _UNLEVELLED = re.compile(
     r"\s*(?:"
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): "  # the last line of a traceback
@@ -72,6 +74,9 @@ _CONSEQUENCE = re.compile(
 """What the other processes say when one has failed."""
 
 _ENGINE = re.compile(r"^\((?:EngineCore|Worker|VllmWorker)")
+
+LINE_LENGTH = 600
+"""Some messages list everything that would have been right."""
 
 SIGKILL_STATUS = (9, 137)
 KILLED = ("engine_killed", "worker_died", "killed")
@@ -119,6 +124,10 @@ def _fill(text: str, values: Iterable[Any]) -> str:
     return text.replace(" ()", "")
 
 
+def _short(line: str | None) -> str | None:
+    return line if line is None or len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."
+
+
 def diagnosis_of(cause: Cause, *found: Any, line: str | None = None) -> Diagnosis:
     """The cause with what was *found* in place of "{1}" and so on."""
     return Diagnosis(
@@ -127,7 +136,7 @@ def diagnosis_of(cause: Cause, *found: Any, line: str | None = None) -> Diagnosi
         severity=cause.severity,
         sentence=_fill(cause.sentence, found),
         remedy=_fill(cause.remedy, found),
-        line=line,
+        line=_short(line),
         evidence=cause.evidence,
     )
 
@@ -141,7 +150,7 @@ def reports_error(line: str) -> bool:
     """Whether the line is an error's, rather than something that was logged and may quote anybody."""
     prefix = _PREFIX.match(line)
     if prefix and prefix["level"]:
-        return prefix["level"] in ("ERROR", "CRITICAL")
+        return prefix["level"] in ERROR_LEVELS
     if prefix and prefix["native"]:
         return prefix["native"] in "EF"
     return bool(_UNLEVELLED.match(strip_prefix(line)))
@@ -207,7 +216,10 @@ class RootCause:
     def feed(self, line: str) -> str | None:
         """One line; the message of the exception that it ends a traceback with, whatever its class is called."""
         prefix = _PREFIX.match(line)
-        process = prefix["process"] if prefix else ""
+        level = prefix["level"] if prefix else None
+        if level and level not in ERROR_LEVELS:
+            return None  # also a traceback can be quoted
+        process = _process(line)
         message = strip_prefix(line)
         if _TRACEBACK.match(message):
             self._tracing.add(process)
@@ -223,7 +235,7 @@ class RootCause:
             self._nccl = self._nccl or _NCCL.search(message)[1]  # type: ignore[index]
         elif reports_error(line):
             plain = message.strip()
-            if _ERROR.match(plain) or not (prefix and prefix["level"]):
+            if _ERROR.match(plain) or not level:
                 self._note(process, plain, native=bool(_NATIVE.match(plain)))
         return None
 
@@ -318,7 +330,7 @@ class Reader:
             return self.fatal
         if self.probable is not None:
             return self.probable
-        return replace(otherwise, line=self.first_error or otherwise.line)
+        return replace(otherwise, line=_short(self.first_error) or otherwise.line)
 
     @property
     def unexplained(self) -> bool:

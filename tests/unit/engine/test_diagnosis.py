@@ -54,6 +54,9 @@ FAILED = {
         "one request of 100000 tokens needs 2.15 GiB of KV cache and 1.0 GiB are there",
     ),
     "killed-v0.32.0": ("SOC-D84", "a worker of the engine died without a word"),
+    "unknown-arch-v0.32.0": ("SOC-D18", "this image cannot serve the architecture ['NoSuchForCausalLM']"),
+    "spec-key-v0.32.0": ("SOC-D04", "the speculative configuration has a wrong key or method"),
+    "quant-v0.32.0": ("SOC-D24", "the model has no configuration for the quantisation awq"),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
 }
@@ -262,6 +265,14 @@ def test_the_lines_of_one_message_stay_together() -> None:
     assert found.line.endswith(
         "SpeculativeConfig; num_speculative_token; Unexpected keyword argument"
         " [type=unexpected_keyword_argument, input_value=2]"
+    )
+
+
+def test_a_message_that_lists_all_that_would_be_right_is_shortened() -> None:
+    found = diagnose(read("failed-unknown-arch-v0.32.0.log"))
+    assert found is not None and found.line is not None and 500 < len(found.line) < 700
+    assert found.line.startswith("Value error, Model architectures ['NoSuchForCausalLM']") and found.line.endswith(
+        "..."
     )
 
 

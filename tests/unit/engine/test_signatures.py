@@ -97,6 +97,14 @@ def test_what_a_user_sends_is_no_diagnosis(form: str, message: str) -> None:
     assert reader.fatal is None and reader.probable is None and reader.first_error is None
 
 
+@pytest.mark.parametrize("message", MESSAGES.values())
+def test_a_traceback_that_a_user_sends_is_no_diagnosis(message: str) -> None:
+    reader = Reader()
+    for line in ("Traceback (most recent call last):", '  File "x.py", line 1, in main', message):
+        reader.feed(f"(APIServer pid=2) INFO 11-30 08:00:01 [logger.py:39] {line}")
+    assert reader.fatal is None and reader.probable is None and reader.first_error is None
+
+
 @pytest.mark.parametrize(("expected", "message"), ERRORS.items())
 @pytest.mark.parametrize(
     "prefix", ["", "(APIServer pid=7) ", "(Worker_TP0 pid=7) [rank0]: ", "(EngineCore_DP0 pid=7)   "]
