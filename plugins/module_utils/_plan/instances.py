@@ -43,6 +43,15 @@ def check_gpus(value: Any, where: str, problems: Problems) -> None:
             )
 
 
+def _check_aliases_choice(value: Any, where: str, problems: Problems) -> None:
+    """The name of a set of the model's effort aliases, or false for none, also where the profile has one."""
+    if value is not False and not (isinstance(value, str) and value):
+        problems.add(
+            f"{where} must be the name of a set of effort aliases of the model, or false for none, "
+            f"but is {describe(value)}; correct it."
+        )
+
+
 _INSTANCE = schema.record(
     {
         "model": schema.text(),
@@ -56,6 +65,7 @@ _INSTANCE = schema.record(
         "api_key": schema.secret(),
         "expose": schema.choice("loopback", "address", "all"),
         "chat_template": schema.text(r"[^\0\r\n]+", "a file name of one line"),
+        "effort_aliases": _check_aliases_choice,
         "slo": slo_map,
     },
     ["model"],

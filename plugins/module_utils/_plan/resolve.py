@@ -27,6 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
     HostClass,
     Profile,
 )
+from ansible_collections.socle.inference.plugins.module_utils._plan.effort import FLAG, MAP_FLAG, effort_map, means
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import (
     DEFAULT_PORT,
@@ -328,6 +329,7 @@ class _Draft:
         self.variant = variant
         self.gpus = gpus
         self.template: Template | None = None
+        self.overlay: dict[str, Any] | None = None
         self.model = self._find_model(catalogue)
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
         self.engine: Engine = catalogue.engine()
@@ -416,7 +418,7 @@ class _Draft:
                     "promote a profile of its own once it is accepted and measured",
                 )
             )
-        aliases = self._effort_aliases(warnings)
+        aliases = self._effort_aliases(flags, warnings, problems)
         names = [name for name in FRONT_FLAGS if name in flags]
         names += [name for name in sorted(flags) if name not in FRONT_FLAGS]
         argv = [self.model.container_path]
@@ -454,6 +456,7 @@ class _Draft:
             "document": self.profile.document,
             "changes": [dict(change) for change in self.profile.changes],
             "effort_aliases": aliases,
+            "chat_template_overlay": self.overlay,
             "capacity": dict.fromkeys(CAPACITY),
             "warnings": warnings,
             "sources": {name: flags[name].as_source() for name in names},
@@ -519,23 +522,42 @@ class _Draft:
     def _variant_origin(self) -> str:
         return f"variant {self.variant['name']}" if self.variant.get("name") else "variant"
 
-    def _effort_aliases(self, warnings: list[dict[str, Any]]) -> dict[str, str] | None:
-        """What the profile wants the chat template to understand besides its own levels."""
-        name = self.profile.effort_aliases
-        if name is None:
+    def _effort_aliases(
+        self, flags: dict[str, Setting], warnings: list[dict[str, Any]], problems: Problems
+    ) -> dict[str, str] | None:
+        """Levels of effort that clients send besides those that the model knows, by what they mean.
+
+        Sets what makes the engine know them, unless the user brings a chat template, which then has to.
+        """
+        name: Any = self.profile.effort_aliases
+        origin, evidence = self.profile.origin, self.profile.evidence.get("effort_aliases")
+        if "effort_aliases" in self.instance:
+            name, origin, evidence = self.instance["effort_aliases"], f"{self.where}.effort_aliases", None
+        if not name:
             return None
-        aliases = dict(self.model.effort.aliases[name])
-        if not self.template:
-            wanted = ", ".join(f"{level} as {target}" for level, target in sorted(aliases.items()))
-            warnings.append(
-                _warning(
-                    "effort-aliases",
-                    "warning",
-                    f"profile {self.profile_key} wants a chat template that reads {wanted}, and the model's own "
-                    "refuses these levels",
-                    f"set {self.where}.chat_template to such a template",
-                )
+        known = self.model.effort.aliases
+        if name not in known:
+            problems.add(
+                f"{origin} is {name!r}, which {self.model.origin} does not have (it has: {known_list(known)})"
+                f"{nearest(name, known) or '; correct it, or set it to false.'}"
             )
+            return None
+        aliases = dict(known[name])
+        by = means(self.profile.vllm_version, own_template="chat-template" in flags)
+        if by == FLAG:
+            flags.setdefault(MAP_FLAG, Setting(effort_map(aliases), origin, evidence))
+            if "ultra" in aliases:
+                warnings.append(
+                    _warning(
+                        "effort-aliases",
+                        "info",
+                        f"effort ultra stays unknown to {self.name}: {MAP_FLAG} maps only what vLLM takes itself",
+                        "let clients send max, or set chat_template of the instance to a template that knows ultra",
+                    )
+                )
+        elif by:
+            flags["chat-template"] = Setting(CHAT_TEMPLATE_TARGET, origin, evidence)
+            self.overlay = {"levels": list(self.model.effort.levels), "aliases": aliases}
         return aliases
 
     def _own_flags(self, served: list[str], problems: Problems) -> dict[str, Setting]:
@@ -676,10 +698,11 @@ class _Draft:
                 "kind": "cache",
             },
         ]
-        if self.template:
+        if self.template or self.overlay:
             mounts.append(
                 {
-                    "source": self.template_path(),
+                    # One that is made of the model's own is known once the model is on the host.
+                    "source": self.template_path() if self.template else None,
                     "target": CHAT_TEMPLATE_TARGET,
                     "read_only": True,
                     "kind": "chat_template",

@@ -158,9 +158,7 @@ def test_a_plan_is_the_document_s_command_but_for_what_it_explains(
     differing |= {"-p"} & set(document)
     own = {"--gpus", "-v", "vllm", "GPUS", "MODEL_HOST_PATH", "VLLM_ENGINE_READY_TIMEOUT_S"}
     off = {f"--no-{name[2:]}" for name in explained if f"--no-{name[2:]}" in planned}
-    # What the document says nothing of and an alternative does not set itself stays a hint in words.
-    hints = {"--chat-template"} if profile == "effort-aliases" else set()
-    assert differing - off == explained - own - hints - set(made["env"])
+    assert differing - off == explained - own - set(made["env"])
     assert all(change["reason"] and change["source"] for change in made["changes"])
 
 
@@ -252,7 +250,7 @@ def test_every_figure_of_a_model_has_evidence(name: str) -> None:
             assert any(".".join(parts[:count]) in known for count in range(1, len(parts) + 1)), path
 
 
-def test_a_profile_with_effort_aliases_asks_for_a_template_that_knows_them() -> None:
+def test_a_profile_with_effort_aliases_plans_a_template_that_knows_them() -> None:
     made = plan("a800-1", "agents", "effort-aliases")
     assert made["effort_aliases"] == {
         "high": "xhigh",
@@ -261,7 +259,8 @@ def test_a_profile_with_effort_aliases_asks_for_a_template_that_knows_them() -> 
         "minimal": "low",
         "none": "none",
     }
-    assert "effort-aliases" in [warning["id"] for warning in made["warnings"]]
+    assert made["chat_template_overlay"] == {"levels": ["xhigh", "medium", "low"], "aliases": made["effort_aliases"]}
+    assert "effort-aliases" not in [warning["id"] for warning in made["warnings"]]
     assert plan("a800-1", "agents")["effort_aliases"] is None
 
 
