@@ -222,11 +222,10 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         16,
         "config_damaged",
-        r"(?:config file at|the configuration of) '?(\S+?)'? is not a valid JSON file|JSONDecodeError: (.+)",
-        "a configuration file of the model is no JSON ({1}{2})",
+        r"config file at '?(\S+?)'? is not a valid JSON file",
+        "the model's file {1} is no JSON",
         "Fetch the model again with playbook models.yml; its download is incomplete.",
         _CPU_LOG,
-        certain=False,
     ),
     _signature(
         17,
@@ -236,7 +235,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Exception: expected .+ at line \d+).*",
         "the model's tokenizer cannot be loaded",
         "Fetch the model again with playbook models.yml; if its files are whole, use an image with newer transformers.",
-        _CPU_LOG,
+        "the words of transformers and tokenizers",
     ),
     _signature(
         18,
@@ -324,6 +323,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "Set the flag dtype to half.",
         "vllm/platforms/cuda.py",
     ),
+    _signature(
+        85,
+        "json_damaged",
+        r"JSONDecodeError: (.+)",
+        "a JSON file of the model, or a setting, is cut off or damaged ({1})",
+        "The traceback in 'journalctl -u' of the unit tells which one is read (tokenizer, configuration, index of the"
+        " weights); fetch the model again with playbook models.yml.",
+        _CPU_LOG,
+        certain=False,
+    ),
     # Lengths and sizes
     _signature(
         28,
@@ -357,7 +366,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:Unknown RoPE scaling type|rope_type|Unrecognized keys in `rope_\w+`).*",
         "the model's RoPE settings are not valid",
         "Correct hf-overrides: type, factor and original length of the RoPE scaling.",
-        _CPU_LOG,
+        "the words of transformers",
         certain=False,
     ),
     _signature(
@@ -530,7 +539,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "the kernel killed it since the host's memory, or the limit of its unit, ran out ({1})",
         "Raise MemoryMax of the unit where it has one; else free memory on the host ('free -g'), or lower"
         " VLLM_CPU_KVCACHE_SPACE, cpu-offload-gb, mm-processor-cache-gb or shm_size_bytes.",
-        "the words of Linux and systemd; " + _CPU_LOG,
+        "a log of Linux 6.18; the words of systemd",
     ),
     _signature(
         51,
@@ -538,7 +547,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Failed core proc\(s\): \{[^}]*: -9\b|died unexpectedly \(exit code: -9\)",
         "the engine's process was killed (SIGKILL), as the kernel does where memory runs out",
         "See 'journalctl -k --grep \"Killed process\"' on the host; free memory, or raise the unit's MemoryMax.",
-        _CPU_LOG,
+        "vllm/v1/engine/utils.py and multiproc_executor.py",
     ),
     _signature(
         52,
@@ -762,7 +771,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"validation errors? for (\w+)",
         "the settings in {1} contradict each other or the model",
         "The lines behind this one name the setting.",
-        _CPU_LOG,
+        "the words of pydantic",
         certain=False,
         more=2,
     ),

@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis 
     killed_for_memory,
     observed,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import SIGNATURES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -57,6 +58,17 @@ FAILED = {
     "unknown-arch-v0.32.0": ("SOC-D18", "this image cannot serve the architecture ['NoSuchForCausalLM']"),
     "spec-key-v0.32.0": ("SOC-D04", "the speculative configuration has a wrong key or method"),
     "quant-v0.32.0": ("SOC-D24", "the model has no configuration for the quantisation awq"),
+    "reasoning-parser-v0.32.0": ("SOC-D06", "there is no reasoning parser qwen33"),
+    "template-path-v0.32.0": ("SOC-D08", "the chat template /templates/x.jinja is not in the container"),
+    "bad-config-v0.32.0": ("SOC-D16", "the model's file /models/badconfig/config.json is no JSON"),
+    "batched-v0.32.0": (
+        "SOC-D29",
+        "max-num-batched-tokens 4 is less than max-num-seqs, or than the context where chunked prefill is off",
+    ),
+    "tokenizer-v0.32.0": (
+        "SOC-D85",
+        "a JSON file of the model, or a setting, is cut off or damaged (Expecting value: line 51 column 2 (char 1000))",
+    ),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
 }
@@ -79,6 +91,11 @@ def test_what_a_real_engine_wrote_is_diagnosed(name: str, expected: tuple[str, s
 
 def test_every_log_of_a_failure_is_tested() -> None:
     assert {path.name for path in FIXTURES.glob("failed-*.log")} == {f"failed-{name}.log" for name in FAILED}
+
+
+def test_a_cause_that_is_known_from_a_log_has_that_log() -> None:
+    known = {signature.id for signature in SIGNATURES if signature.evidence.startswith("log of vLLM 0.32.0")}
+    assert known <= {number for number, _sentence in FAILED.values()}
 
 
 def test_no_log_names_the_machine_on_which_it_was_made() -> None:
