@@ -134,8 +134,9 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
 from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend, other_backends
+from ansible_collections.socle.inference.plugins.module_utils._engine.generations import current_plan
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, current_plan, unit_diff
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 

@@ -23,6 +23,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 RUNNING = ("active", "activating", "reloading")
 
+STOP_S = 300.0
+"""How long a stop may take: longer than the limit in the unit, after which systemd kills."""
+
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"
     "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
@@ -251,8 +254,11 @@ class Backend(ABC):
         """Name of the systemd service."""
         return f"vllm-{check_name(instance)}.service"
 
-    def _systemctl(self, *argv: str, timeout_s: float = 60.0) -> Completed[str]:
-        done = self._runner(["systemctl", *argv], timeout_s=timeout_s)
+    def _systemctl(
+        self, *argv: str, timeout_s: float = 60.0, on_wait: Callable[[], None] | None = None
+    ) -> Completed[str]:
+        on_line = None if on_wait is None else lambda _line: on_wait()
+        done = self._runner(["systemctl", *argv], timeout_s=timeout_s, on_line=on_line)
         if done.returncode != 0:
             words = [word for word in argv if not word.startswith("--")]
             reason = " ".join(done.stderr.split()).rstrip(".") or f"exit status {done.returncode}"
@@ -274,9 +280,9 @@ class Backend(ABC):
         self._runner(["systemctl", "reset-failed", self.service(instance)])
         self._systemctl("restart", "--no-block", self.service(instance))
 
-    def stop(self, instance: str) -> None:
-        """Stop the unit and wait for it."""
-        self._systemctl("stop", self.service(instance), timeout_s=300.0)
+    def stop(self, instance: str, timeout_s: float = STOP_S, on_wait: Callable[[], None] | None = None) -> None:
+        """Stop the unit and wait for it; *on_wait* is called about once a second meanwhile."""
+        self._systemctl("stop", self.service(instance), timeout_s=timeout_s, on_wait=on_wait)
 
     def states(self, instances: Iterable[str]) -> dict[str, UnitState]:
         """Unit state by instance; an unknown unit is inactive."""

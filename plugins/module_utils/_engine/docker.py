@@ -122,7 +122,7 @@ def run_words(
     words.append(f"--shm-size={int(plan.get('shm_size_bytes') or unit.SHM_SIZE_BYTES)}")
     # systemd's journal has the output already.
     words.append("--log-driver=none")
-    words.append(f"--stop-timeout={unit.STOP_TIMEOUT_S}")
+    words.append(f"--stop-timeout={unit.stop_timeout_s(plan)}")
     words += [f"--label={label}" for label in unit.labels(plan)]
     devices = unit.cdi_devices(plan)
     words += [f"--device={device}" for device in devices]
@@ -178,7 +178,7 @@ def render(
         ("ExecStart", f"{docker} run \\\n    {words}"),
         # The unit is "activating" until this returns, within TimeoutStartSec.
         ("ExecStartPost", f"/bin/sh -c {quote(readiness_command(plan, docker))}"),
-        ("ExecStop", _quietly(f"{docker} stop -t {unit.STOP_TIMEOUT_S} {name}")),
+        ("ExecStop", _quietly(f"{docker} stop -t {unit.stop_timeout_s(plan)} {name}")),
         # ExecStop is not run for a client that died.
         ("ExecStopPost", _quietly(f"{docker} rm -f {name}")),
         ("KillMode", "mixed"),

@@ -143,7 +143,7 @@ def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = (), s
     add("ShmSize", str(int(plan.get("shm_size_bytes") or unit.SHM_SIZE_BYTES)))
     add("RunInit", "true")
     add("LogDriver", "journald")
-    add("StopTimeout", str(unit.STOP_TIMEOUT_S))
+    add("StopTimeout", str(unit.stop_timeout_s(plan)))
     for label in unit.labels(plan):
         add("Label", quote(label, "label"))
     devices = unit.cdi_devices(plan)
