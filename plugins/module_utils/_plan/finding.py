@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 ERROR = "error"
 WARNING = "warning"
 NOTE = "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
+
+IGNORED_VARIABLE = "vllm_rules_ignored"
+"""Maps ids of findings to the reason why they are passed over."""
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,14 @@ class Finding:
     """Where it is known from: a figure, an address, a place in the source of a version."""
     subject: str = ""
     """The flag, variable or key it is about."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def passed_over(self, reason: str) -> Finding:
+        """The same with the reason why it does not count here: an error then warns, everything else is a note."""
+        return replace(
+            self,
+            severity=WARNING if self.severity == ERROR else NOTE,
+            sentence=f"{self.sentence.rstrip('.')} (passed over by {IGNORED_VARIABLE}: {reason}).",
+        )

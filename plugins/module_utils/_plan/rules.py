@@ -10,14 +10,14 @@ docs/rules.md has the words of a condition. Private to socle.inference.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Reader
-from ansible_collections.socle.inference.plugins.module_utils._plan.finding import NOTE, SEVERITIES, Finding
+from ansible_collections.socle.inference.plugins.module_utils._plan.finding import IGNORED_VARIABLE, SEVERITIES, Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import (
     ANY,
     LIST,
@@ -36,7 +36,6 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.schema impor
 FOLDER = "profiles"
 SITE_FOLDER = "."
 NAME = "rules"
-IGNORED_VARIABLE = "vllm_rules_ignored"
 
 MAX_DEPTH = 16
 """Levels of all, any and not within one condition; the collection's rules have three."""
@@ -112,12 +111,13 @@ class Rule:
 class RuleSet:
     rules: tuple[Rule, ...]
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Why a rule of that id is passed over."""
+    """Why a finding of that id is passed over: of a rule, or of another check of a plan."""
 
 
-def load_rules(reader: Reader, ignored: Any = None) -> RuleSet:
+def load_rules(reader: Reader, ignored: Any = None, others: Iterable[str] = ()) -> RuleSet:
     """The collection's rules and those of the site; *ignored* is the variable vllm_rules_ignored.
 
+    *others* are ids of findings that no rule makes and that may be passed over as well.
     Raises PlanError with one sentence for each thing that is wrong in the files or the variable.
     """
     problems = Problems()
@@ -129,7 +129,7 @@ def load_rules(reader: Reader, ignored: Any = None) -> RuleSet:
         expected = "a word of your own in capitals other than SOC, '-R' and digits, such as 'SITE-R01'"
         rules += _rules(origin, content, _SITE_ID, expected, problems)
     problems.raise_if_any()
-    reasons = _ignored(ignored, [rule.id for rule in rules], problems)
+    reasons = _ignored(ignored, [*(rule.id for rule in rules), *others], problems)
     problems.raise_if_any()
     return RuleSet(tuple(rules), reasons)
 
@@ -137,25 +137,23 @@ def load_rules(reader: Reader, ignored: Any = None) -> RuleSet:
 def evaluate(rules: RuleSet, context: Mapping[str, Any]) -> list[Finding]:
     """What the rules have to say about a plan, in the order of the files.
 
-    A rule that is passed over and would fire leaves a note with the reason, so that the plan still tells it.
+    One that is passed over and would fire is still told, with the reason.
     """
     whole = RuleContext(context)
     findings = []
     for rule in rules.rules:
         if not rule.fires(whole):
             continue
-        sentence = rule.sentence.render(whole)
-        reason = rules.ignored.get(rule.id)
-        findings.append(
-            Finding(
-                rule.id,
-                rule.severity if reason is None else NOTE,
-                sentence if reason is None else f"{sentence[:-1]} (passed over by {IGNORED_VARIABLE}: {reason}).",
-                rule.remedy.render(whole),
-                rule.evidence,
-                rule.subject,
-            )
+        finding = Finding(
+            rule.id,
+            rule.severity,
+            rule.sentence.render(whole),
+            rule.remedy.render(whole),
+            rule.evidence,
+            rule.subject,
         )
+        reason = rules.ignored.get(rule.id)
+        findings.append(finding if reason is None else finding.passed_over(reason))
     return findings
 
 
@@ -189,7 +187,7 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         if rule not in known:
             problems.add(
                 f"{IGNORED_VARIABLE} names {shown(rule)!r}, which is the id of no rule"
-                f"{nearest(rule, known) or '; see docs/rules.md for the ids.'}"
+                f"{nearest(rule, known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"
             )
         elif not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
             problems.add(
