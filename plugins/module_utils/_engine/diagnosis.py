@@ -114,13 +114,10 @@ _GROUPS = max(signature.pattern.groups for signature in SIGNATURES)
 
 
 def _fill(text: str, values: Iterable[Any]) -> str:
-    # What was not looked for, or not found, leaves no brackets behind.
-    for index, value in enumerate([*values, *[None] * _GROUPS], start=1):
-        shown = "" if value is None else str(value).strip()
-        if not shown:
-            text = re.sub(rf" \((?:NCCL: )?\{{{index}\}}\)", "", text)
-        text = text.replace(f"{{{index}}}", shown)
     # Alternatives of a pattern fill one of their groups and leave the others empty.
+    for index, value in enumerate([*values, *[None] * _GROUPS], start=1):
+        text = text.replace(f"{{{index}}}", "" if value is None else str(value).strip())
+    # What was not found leaves no brackets behind.
     return text.replace(" ()", "")
 
 

@@ -524,10 +524,11 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         49,
         "shared_memory",
-        r"(?:[Ii]nsufficient|[Nn]ot enough) shared memory|Bus error.*(?:shm|shared memory)"
+        r"Insufficient space in /dev/shm[^:]*: (\S+ MiB required, \S+ MiB free)"
+        r"|(?:[Ii]nsufficient|[Nn]ot enough) shared memory|Bus error.*(?:shm|shared memory)"
         r"|No space left on device: '/dev/shm|[Ee]rror while creating shared memory segment /dev/shm"
         r"|Failed core proc\(s\): \{.*: -7\b|exit code: -7\b",
-        "the container's shared memory is too small",
+        "the container's shared memory is too small ({1})",
         "Raise shm_size_bytes in the serving profile.",
         _CPU_LOG,
     ),

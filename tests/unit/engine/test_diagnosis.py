@@ -69,6 +69,14 @@ FAILED = {
         "SOC-D85",
         "a JSON file of the model, or a setting, is cut off or damaged (Expecting value: line 51 column 2 (char 1000))",
     ),
+    "bad-env-v0.32.0": ("SOC-D10", "a number was expected and 'never' was found, most likely in a variable of vLLM"),
+    "no-model-v0.32.0": ("SOC-D11", "the model is not at the path that the engine was given"),
+    "no-weights-v0.32.0": ("SOC-D12", "the model's folder holds no weights"),
+    "tp-heads-v0.32.0": ("SOC-D32", "9 attention heads cannot be spread over 2 GPUs"),
+    "shm-v0.32.0": (
+        "SOC-D49",
+        "the container's shared memory is too small (160 MiB required, 8 MiB free)",
+    ),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
 }
