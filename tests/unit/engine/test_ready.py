@@ -352,8 +352,10 @@ def test_an_engine_that_serves_with_a_broken_chat_template_is_not_ready(
     broken = (FIXTURES / "failed-template-v0.32.0.log").read_text(encoding="utf-8").splitlines()
 
     def serve() -> None:
+        # All in one look: what it said, that it is healthy, and that its unit is up.
         host.journal.extend((5_000_000, line) for line in broken)
         engine.health = 200
+        up(host)
 
     clock.at[4] = serve
     with pytest.raises(EngineError, match="chat template cannot be read as Jinja"):
