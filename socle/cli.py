@@ -28,6 +28,7 @@ VERBS = {
     "accept": "check that the instances answer right, and keep the record",
     "benchmark": "measure the instances, and keep the record",
     "status": "one table of all instances",
+    "endpoint": "tell how clients use each instance, with settings to copy",
     "models": "bring, verify, list, export and import models, and free old ones",
     "flags": "ask an engine image for its flags, so that plans of its version are checked",
     "lab": "build the virtual lab on this machine",
