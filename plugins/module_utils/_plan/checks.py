@@ -166,8 +166,7 @@ def _capacity(subject: Subject, context: Mapping[str, Any]) -> Capacity:
         products[0],
         model.name,
     )
-    known = dimensions is not None and gpu is not None
-    calibration = choose(subject.calibrations, launch, dimensions, gpu.host_class) if known else None
+    calibration = choose(subject.calibrations, launch, dimensions, gpu.host_class) if dimensions and gpu else None
     return plan_capacity(dimensions, launch, gpu, calibration)
 
 

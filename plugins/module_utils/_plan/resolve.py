@@ -21,6 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu.classes impor
 from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import warning as _warning
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.checks import Knowledge, Subject, Verdict, check
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
     Catalogue,
     Engine,
@@ -28,6 +29,12 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
     Profile,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import FLAG, MAP_FLAG, effort_map, means
+from ansible_collections.socle.inference.plugins.module_utils._plan.finding import (
+    ERROR,
+    IGNORED_VARIABLE,
+    WARNING,
+    Finding,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import (
     DEFAULT_PORT,
@@ -44,16 +51,11 @@ SCHEMA = "socle.plan/1"
 CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
 API_KEY_TARGET = "VLLM_API_KEY"
 ANY_ADDRESS = "0.0.0.0"
-CAPACITY = ("weights_gib_per_gpu", "kv_gib_per_gpu", "kv_tokens", "concurrency_at_full_length", "headroom_gib")
+OWN_FLAGS = ("host", "port", "served-model-name")
+"""Flags that the plan makes of other keys of an instance."""
+
 FRONT_FLAGS = ("host", "port", "served-model-name", "max-model-len")
 """These come first, in this order; the rest follows by name."""
-
-
-DRIVER_FLOORS = {"12": "525", "13": "580"}
-"""Oldest driver branch by the major version of an image's CUDA, by NVIDIA's CUDA compatibility guide."""
-
-COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
-"""Makes the image's own libcuda bridge an older driver, on data-centre GPUs alone."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Request:
     variant: Any = None
     state_dir: str = "/var/lib/socle"
     address: str | None = None
+    calibrations: Sequence[Any] = ()
+    """Contents of calibrations on record: those of this host first, then the newest first."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,13 @@ class Resolution:
 TemplateFinder = Callable[[str], Template]
 
 
-def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinder) -> Resolution:
-    """Plans of all instances of a host; raises one PlanError that lists everything wrong."""
+def resolve(
+    request: Request, catalogue: Catalogue, find_template: TemplateFinder, knowledge: Knowledge | None = None
+) -> Resolution:
+    """Plans of all instances of a host; raises one PlanError that lists everything wrong.
+
+    Without *knowledge* flags are not compared with the engine's, no rule is asked, and no capacity is told.
+    """
     problems = Problems()
     raw = withhold_secrets(request.instances)
     if raw is None or raw == {}:
@@ -108,7 +117,7 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
     for name in sorted(instances):
         try:
             draft = _Draft(request, catalogue, host_class, layers, variant, name, instances[name], gpus.get(name))
-            plan = draft.build(find_template, problems)
+            plan = draft.build(find_template, problems, knowledge)
         except PlanError as error:
             problems.take(error)
             continue
@@ -289,12 +298,6 @@ def _older(version: str, floor: str) -> bool:
     return parts(version) < parts(floor)
 
 
-def _with_cuda_12(image: str) -> str:
-    """What vLLM's images with CUDA 12.9 are called: the tag with "-cu129"."""
-    tagged = ":" in image.rsplit("/", 1)[-1] and "@" not in image
-    return f"{image}-cu129" if tagged else "a tag that ends in -cu129"
-
-
 def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
     owners: dict[int, str] = {}
     for name in sorted(instances):
@@ -304,6 +307,16 @@ def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems)
                 f"port {port} is used by two instances, {owners[port]} and {name}; give one of them another port."
             )
         owners.setdefault(port, name)
+
+
+def _continued(remedy: str) -> str:
+    """A remedy without its stop, to go on within a sentence; a word in capitals stays as it is."""
+    text = remedy.rstrip(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+def _as_warning(finding: Finding) -> dict[str, Any]:
+    return _warning(finding.id, WARNING, finding.sentence.rstrip("."), _continued(finding.remedy))
 
 
 class _Draft:
@@ -329,6 +342,8 @@ class _Draft:
         self.variant = variant
         self.gpus = gpus
         self.template: Template | None = None
+        self.refused: set[str] = set()
+        """Flags, and "driver", of which a fault is told here already."""
         self.overlay: dict[str, Any] | None = None
         self.model = self._find_model(catalogue)
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
@@ -371,14 +386,16 @@ class _Draft:
             raise AssertionError("template_path() is for instances with a chat template")
         return f"{self.request.state_dir}/chat_templates/{self.template.sha256[:12]}.jinja"
 
-    def build(self, find_template: TemplateFinder, problems: Problems) -> dict[str, Any]:
+    def build(
+        self, find_template: TemplateFinder, problems: Problems, knowledge: Knowledge | None = None
+    ) -> dict[str, Any]:
         flags = merge(self._flag_layers(), with_opposites=True)
         env = merge(self._env_layers())
         image = self._image()
         warnings: list[dict[str, Any]] = []
         self._check_gpu_count(flags, warnings, problems)
-        self._check_driver(image, env, warnings, problems)
-        max_model_len = self._max_model_len(flags, env, problems)
+        self._check_driver(problems)
+        max_model_len = self._max_model_len(flags, problems)
         served = list(self.instance.get("served_names") or [self.model.served_name])
         flags.update(self._own_flags(served, problems))
         if self.instance.get("chat_template"):
@@ -389,15 +406,6 @@ class _Draft:
         )
         api_key = bool(self.instance.get("api_key"))
         expose = self.instance.get("expose", "loopback")
-        if expose != "loopback" and not api_key:
-            warnings.append(
-                _warning(
-                    "open-endpoint",
-                    "warning",
-                    f"{self.name} listens beyond the loopback address without an API key",
-                    f"set {self.where}.api_key (from a vault), or keep expose at loopback",
-                )
-            )
         if expose != "loopback" and api_key:
             warnings.append(
                 _warning(
@@ -419,6 +427,14 @@ class _Draft:
                 )
             )
         aliases = self._effort_aliases(flags, warnings, problems)
+        verdict = Verdict()
+        if knowledge is not None:
+            verdict = check(self._subject(flags, env, image, max_model_len, bool(aliases)), knowledge)
+            for finding in verdict.findings:
+                if finding.severity == ERROR:
+                    problems.add(self._refusal(finding, flags, env))
+                elif finding.severity == WARNING:
+                    warnings.append(_as_warning(finding))
         names = [name for name in FRONT_FLAGS if name in flags]
         names += [name for name in sorted(flags) if name not in FRONT_FLAGS]
         argv = [self.model.container_path]
@@ -436,6 +452,10 @@ class _Draft:
                 "repo": self.model.repo,
                 "revision": self.model.revision,
                 "container_path": self.model.container_path,
+                # What a start on record is compared with, by whom its figures become a calibration.
+                "architecture": dict(self.model.architecture),
+                "size_bytes": self.model.size_bytes,
+                "quantization": self.model.quantization,
             },
             "image": image.value,
             "vllm_version": self.profile.vllm_version,
@@ -457,7 +477,8 @@ class _Draft:
             "changes": [dict(change) for change in self.profile.changes],
             "effort_aliases": aliases,
             "chat_template_overlay": self.overlay,
-            "capacity": dict.fromkeys(CAPACITY),
+            "capacity": dict(verdict.capacity),
+            "findings": [finding.as_dict() for finding in verdict.findings],
             "warnings": warnings,
             "sources": {name: flags[name].as_source() for name in names},
             "env_sources": {name: env[name].as_source() for name in sorted(env)},
@@ -465,6 +486,57 @@ class _Draft:
             "chat_template_digest": f"sha256:{self.template.sha256}" if self.template else None,
             "sealed": False,
         }
+
+    def _subject(
+        self,
+        flags: Mapping[str, Setting],
+        env: Mapping[str, Setting],
+        image: Setting,
+        max_model_len: int | None,
+        effort_aliases: bool,
+    ) -> Subject:
+        """The launch as checks see it. What an image that replaces the profile's is built with is not known."""
+        facts = self.request.facts or {}
+        gpus = [
+            gpu
+            for gpu in facts.get("gpus") or []
+            if any(gpu.get(key) is not None and gpu[key] in (self.gpus or []) for key in ("index", "uuid"))
+        ]
+        return Subject(
+            name=self.name,
+            model=self.model,
+            host_class=self.host_class,
+            gpus=gpus,
+            gpu_count=len(self.gpus or []),
+            facts=facts,
+            image=image.value,
+            image_cuda=self.profile.cuda if image.value == self.profile.image else None,
+            vllm_version=self.profile.vllm_version,
+            flags={name: setting.value for name, setting in flags.items() if name not in OWN_FLAGS},
+            env={name: render_env(setting.value) for name, setting in env.items()},
+            max_model_len=max_model_len,
+            port=self.instance.get("port", DEFAULT_PORT),
+            expose=self.instance.get("expose", "loopback"),
+            api_key=bool(self.instance.get("api_key")),
+            shm_size_bytes=self.profile.shm_size_bytes,
+            effort_aliases=effort_aliases,
+            calibrations=self.request.calibrations,
+            refused=self.refused,
+        )
+
+    def _refusal(self, finding: Finding, flags: Mapping[str, Setting], env: Mapping[str, Setting]) -> str:
+        """One sentence: which instance, who set it, what is wrong, what to do, and how to look it up."""
+        name = finding.subject.partition(".")[0]
+        setting = flags.get(name) or flags.get(f"no-{name}") or env.get(name)
+        where = (
+            self.where
+            if setting is None or setting.origin.startswith(self.where)
+            else f"{self.where} ({name} by {setting.origin})"
+        )
+        return (
+            f"{where}: {finding.sentence.rstrip('.')}; {_continued(finding.remedy)} "
+            f"({finding.id}, which {IGNORED_VARIABLE} passes over with a reason)."
+        )
 
     def _flag_layers(self) -> list[Layer]:
         return [
@@ -585,27 +657,16 @@ class _Draft:
             )
         return address
 
-    def _max_model_len(
-        self, flags: Mapping[str, Setting], env: Mapping[str, Setting], problems: Problems
-    ) -> int | None:
-        native = self.model.max_position_embeddings
+    def _max_model_len(self, flags: Mapping[str, Setting], problems: Problems) -> int | None:
         setting = flags.get("max-model-len")
         if setting is None:
-            return native
+            return self.model.max_position_embeddings
         length = parse_size(setting.value)
-        if length is None:
-            if setting.value not in ("auto", -1):
-                problems.add(
-                    f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
-                    f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
-                )
-            return None
-        allowance = env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-        longer_allowed = "hf-overrides" in flags or (allowance is not None and str(allowance.value) == "1")
-        if native is not None and length > native and not longer_allowed:
+        if length is None and setting.value not in ("auto", -1):
+            self.refused.add("max-model-len")
             problems.add(
-                f"{setting.origin}: max-model-len is {length}, but {self.model.name} has positions for {native}; "
-                "lower it, or set hf-overrides for a scaled position encoding."
+                f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
+                f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
             )
         return length
 
@@ -618,6 +679,7 @@ class _Draft:
         for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
             value = flags[name].value if name in flags else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                self.refused.update((name, "tensor-parallel-size"))
                 problems.add(
                     f"{flags[name].origin}: {name} must be a whole number of at least 1, "
                     f"but is {schema.describe(value)}; correct it."
@@ -640,51 +702,16 @@ class _Draft:
                 )
             )
 
-    def _check_driver(
-        self,
-        image: Setting,
-        env: Mapping[str, Setting],
-        warnings: list[dict[str, Any]],
-        problems: Problems,
-    ) -> None:
-        """Refuses a driver that is too old for the GPUs, or for the CUDA of the profile's image.
-
-        Nothing else compares the two: with CDI the toolkit does not read what the image requires.
-        """
-        facts = self.request.facts or {}
-        version = (facts.get("driver") or {}).get("version")
-        if self.host_class.kind == CPU or not version:
-            return
+    def _check_driver(self, problems: Problems) -> None:
+        """Refuses a driver that is too old for the GPUs; whether it suits the image's CUDA is left to rules."""
+        version = ((self.request.facts or {}).get("driver") or {}).get("version")
         minimum = self.host_class.driver.get("minimum")
-        if minimum and _older(version, minimum):
+        if self.host_class.kind != CPU and version and minimum and _older(version, minimum):
+            self.refused.add("driver")
             problems.add(
                 f"{self.request.host} has NVIDIA driver {version}, but GPUs of class {self.host_class.name} need "
                 f"{minimum} or newer; update it with provision.yml."
             )
-            return
-        cuda = self.profile.cuda
-        floor = DRIVER_FLOORS.get((cuda or "").partition(".")[0])
-        if floor is None or image.value != self.profile.image or not _older(version, floor):
-            return
-        why = (
-            f"image {image.value} is built with CUDA {cuda}, which needs NVIDIA driver {floor} or newer, but "
-            f"{self.request.host} has {version}"
-        )
-        switch = env.get(COMPATIBILITY)
-        if switch is not None and str(switch.value) == "1":
-            warnings.append(
-                _warning(
-                    "driver-older-than-cuda",
-                    "warning",
-                    f"{why}, and {COMPATIBILITY} bridges that on data-centre GPUs alone (elsewhere: CUDA error 804)",
-                    "update the driver with provision.yml, then remove the variable",
-                )
-            )
-            return
-        remedy = "update the driver with provision.yml"
-        if not _older(version, DRIVER_FLOORS["12"]) and floor != DRIVER_FLOORS["12"]:
-            remedy += f", or set image of the instance to one with CUDA 12 ({_with_cuda_12(image.value)})"
-        problems.add(f"{self.where}: {why}; {remedy}.")
 
     def _mounts(self, image: Setting) -> list[dict[str, Any]]:
         identity = "\n".join([image.value, self.profile.vllm_version, self.model.repo, self.host_class.name])

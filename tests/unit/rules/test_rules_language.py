@@ -310,11 +310,12 @@ def test_a_site_s_mistake_names_its_file(tmp_path: Path) -> None:
     assert error.value.message.startswith("site_data/rules.yml: rule SITE-R01.severity must be one of error, warning")
 
 
-def test_a_rule_that_is_passed_over_leaves_a_note() -> None:
-    rules = load_rules(reader({**RULE, "severity": "error"}), {"SOC-R01": " measured clean over a week. "})
+@pytest.mark.parametrize(("severity", "left"), [("error", "warning"), ("warning", "note"), ("note", "note")])
+def test_a_rule_that_is_passed_over_is_told_more_quietly(severity: str, left: str) -> None:
+    rules = load_rules(reader({**RULE, "severity": severity}), {"SOC-R01": " measured clean over a week. "})
     (finding,) = evaluate(rules, BASE)
     assert (finding.severity, finding.sentence) == (
-        "note",
+        left,
         "It is so (passed over by vllm_rules_ignored: measured clean over a week).",
     )
 
