@@ -35,7 +35,8 @@ options:
     description:
       - The instances of the host by name. Without it, the variable C(vllm_instances).
       - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags),
-        C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template) and C(slo).
+        C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template),
+        C(effort_aliases) and C(slo).
       - The value of C(api_key) never enters a plan, a result or a message. Only the fact that there is one does.
       - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the
         controller, absolute or relative to the inventory folder.
@@ -136,7 +137,12 @@ options:
         description: Folder of the model on the host.
         type: str
       chat_template_digest:
-        description: Digest of the chat template on the host; it must be the one that was planned.
+        description:
+          - Digest of the chat template on the host; it must be the one that was planned, unless the plan has
+            C(chat_template_overlay).
+        type: str
+      chat_template_path:
+        description: Where the chat template lies on the host that was made for a plan with C(chat_template_overlay).
         type: str
       secrets_hmac:
         description: Keyed digest of the secrets on the host, C(hmac-sha256:...).
