@@ -119,45 +119,44 @@ def _foreign(processes: Any) -> bool:
     return bool(names) and not any("vllm" in name or "python" in name for name in names)
 
 
-def calibration_of(
-    ready: Mapping[str, Any], plan: Mapping[str, Any], facts: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def gpu_as_plan(gpus: Iterable[Mapping[str, Any]], host_class: str, memory_mib: int | None) -> dict[str, Any] | None:
+    """The key ``gpu`` of a plan: what a record of its start needs to know of the GPUs; None without any."""
+    known = list(gpus)
+    found = gpu_of(known, host_class, memory_mib)
+    if found is None:
+        return None
+    product = next((gpu["product"] for gpu in known if gpu.get("product")), None)
+    return {"product": product, "memory_mib": found.memory_mib, "reserved_mib": found.reserved_mib}
+
+
+def calibration_of(results: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a start taught, as the content of a record; None where it told too little, or ran on a processor.
 
-    *ready* is what vllm_ready returned, *plan* the plan that was started, *facts* the host's gpu_facts.
+    *results* are those of the record of a deployment that became ready, *plan* is what was started.
     """
-    milestones = ready.get("milestones") or {}
+    milestones = results.get("milestones") or {}
     weights = (milestones.get("weights") or {}).get("gib")
     kv = (milestones.get("kv_memory") or {}).get("gib")
-    model = plan.get("model") or {}
+    gpu, model = plan.get("gpu"), plan.get("model") or {}
+    length = results.get("max_model_len") or plan.get("max_model_len")
     dimensions = architecture(model.get("architecture") or {}, model.get("size_bytes"), model.get("quantization"))
-    own = [gpu for gpu in facts.get("gpus") or [] if {gpu.get("index"), gpu.get("uuid")} & set(plan["gpus"])]
-    gpu = gpu_of(own, str(plan["host_class"]))
-    flags = {name: source["value"] for name, source in plan["sources"].items()}
-    length = ready.get("max_model_len") or plan.get("max_model_len")
+    if not gpu or dimensions is None or not length:
+        return None
     if not isinstance(weights, (int, float)) or not isinstance(kv, (int, float)):
         return None
-    if dimensions is None or gpu is None or not plan["gpus"] or not length:
-        return None
+    flags = {name: source["value"] for name, source in plan["sources"].items()}
     launch = launch_from(
-        flags,
-        plan["env"],
-        plan["vllm_version"],
-        length,
-        gpu.memory_mib,
-        str(own[0].get("product") or ""),
-        model["name"],
+        flags, plan["env"], plan["vllm_version"], length, gpu["memory_mib"], gpu["product"] or "", model["name"]
     )
     if launch.kv_cache_memory_bytes is not None:
         # The log then tells what was asked for, and nothing of what else the memory holds.
         return None
-    boot = Boot(weights_gib=weights, kv_gib=kv, blocks=(ready.get("kv_cache") or {}).get("num_gpu_blocks"))
+    total = Gpu(gpu["memory_mib"], gpu["reserved_mib"]).total_bytes
+    boot = Boot(weights_gib=weights, kv_gib=kv, blocks=(results.get("kv_cache") or {}).get("num_gpu_blocks"))
     try:
-        found = calibrate(
-            boot, dimensions, launch, str(plan["host_class"]), gpu.total_bytes, str(plan.get("content_id") or "")
-        )
+        found = calibrate(boot, dimensions, launch, plan["host_class"], total, plan.get("content_id") or "")
     except PlanError:
-        # Log and metrics contradict each other: a fact of that start, and no reason to fail it.
+        # Log and metrics contradict each other, which is no reason to fail a deployment.
         return None
     content = found.as_record()
     return content if is_calibration(content) else None

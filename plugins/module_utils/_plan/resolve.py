@@ -44,6 +44,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.instances im
     withhold_secrets,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Layer, Setting, merge
+from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
 
@@ -464,6 +465,7 @@ class _Draft:
             "secrets": [{"name": "api_key", "target": API_KEY_TARGET}] if api_key else [],
             "mounts": self._mounts(image),
             "gpus": list(self.gpus or []),
+            "gpu": self._gpu(),
             "port": self.instance.get("port", DEFAULT_PORT),
             "expose": expose,
             "network": "host",
@@ -487,6 +489,19 @@ class _Draft:
             "sealed": False,
         }
 
+    def _own_gpus(self) -> list[Mapping[str, Any]]:
+        """Facts of the instance's GPUs, as far as there are any."""
+        return [
+            gpu
+            for gpu in (self.request.facts or {}).get("gpus") or []
+            if any(gpu.get(key) is not None and gpu[key] in (self.gpus or []) for key in ("index", "uuid"))
+        ]
+
+    def _gpu(self) -> dict[str, Any] | None:
+        if self.host_class.kind == CPU:
+            return None
+        return gpu_as_plan(self._own_gpus(), self.host_class.name, self.host_class.memory_mib)
+
     def _subject(
         self,
         flags: Mapping[str, Setting],
@@ -496,19 +511,13 @@ class _Draft:
         effort_aliases: bool,
     ) -> Subject:
         """The launch as checks see it. What an image that replaces the profile's is built with is not known."""
-        facts = self.request.facts or {}
-        gpus = [
-            gpu
-            for gpu in facts.get("gpus") or []
-            if any(gpu.get(key) is not None and gpu[key] in (self.gpus or []) for key in ("index", "uuid"))
-        ]
         return Subject(
             name=self.name,
             model=self.model,
             host_class=self.host_class,
-            gpus=gpus,
+            gpus=self._own_gpus(),
             gpu_count=len(self.gpus or []),
-            facts=facts,
+            facts=self.request.facts or {},
             image=image.value,
             image_cuda=self.profile.cuda if image.value == self.profile.image else None,
             vllm_version=self.profile.vllm_version,
