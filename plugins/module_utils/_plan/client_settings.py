@@ -136,8 +136,14 @@ def desktop_chat(card: Mapping[str, Any]) -> dict[str, Any]:
         "images": "yes" if "vision" in card["capabilities"] else "no",
         "proxy": f"none for {card['no_proxy']}",
     }
-    return {
-        "title": "Desktop chat program",
-        "fields": fields,
-        "lines": [f"{name:<18} {value}" for name, value in fields.items() if value is not None],
-    }
+    found: dict[str, Any] = {"title": "Desktop chat program", "fields": fields, "lines": _form(fields)}
+    fallback = card["fallback"]
+    if fallback:
+        change = {"API host": f"{fallback['url']}/v1", "model": fallback["model"] or card["models"][0]}
+        found["fallback"] = change
+        found["lines"] += ["", "to fall back, change these:", *_form(change)]
+    return found
+
+
+def _form(fields: Mapping[str, Any]) -> list[str]:
+    return [f"{name:<18} {value}" for name, value in fields.items() if value is not None]

@@ -180,6 +180,7 @@ def test_a_fallback_is_one_change_for_each_client() -> None:
         "OPENAI_BASE_URL": "https://other.example/v1",
         "OPENAI_MODEL": "N",
     }
+    assert card["clients"]["desktop_chat"]["fallback"] == {"API host": "https://other.example/v1", "model": "N"}
     assert "  fallback           https://other.example, model N, key vault_other" in card_lines(card)
 
 

@@ -104,9 +104,7 @@ def site(tmp_path: Path, model: Path) -> Path:
         "aliases": XHIGH,
         "state_dir": str(tmp_path / "state"),
     }
-    plays = [
-        {"hosts": "all", "gather_facts": False, "tasks": [{"socle.inference.vllm_chat_template": task} for _ in "12"]}
-    ]
+    plays = [{"hosts": "all", "gather_facts": False, "tasks": [{"socle.inference.vllm_chat_template": task}] * 2}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays), encoding="utf-8")
     (tmp_path / "hosts").write_text(
         f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n", encoding="utf-8"
