@@ -46,7 +46,7 @@ _TAKEN: Mapping[str, tuple[tuple[str, tuple[str, ...] | None], ...]] = {
 """Levels that the schema of an API takes, by the oldest version in which that was seen, newest first; None where the
 field is not read at all.
 
-Run against 0.19.1, 0.23.0, 0.26.0 and 0.32.0, and read in their sources. The levels of /v1/responses are those of the
+Run against 0.19.1, 0.23.0, 0.26.0 and 0.32.0, and read in their sources and that of 0.33.0. The levels of /v1/responses are those of the
 openai package in the image: all up to 0.26.0 want 2.0.0 or newer, and "max" came with a later one.
 """
 
@@ -113,10 +113,8 @@ def answer(
     if level not in taken:
         return Answer(None if level in _UNKNOWN.get(api, ()) else 400)
     wanted = level
-    if by == FLAG and api == KWARGS and level in (aliases or {}):
-        # Whether the map reaches what a request gives the template directly was not tried.
-        return Answer(None)
-    if by == FLAG:
+    if by == FLAG and api != KWARGS:
+        # What a request gives the template directly passes the map by.
         wanted = effort_map(aliases or {}).get(level, level)
     switched = wanted == THINKING_OFF and api != KWARGS and _since(version, _SWITCHES_OFF_SINCE)
     if by == TEMPLATE:

@@ -75,7 +75,7 @@ def test_with_the_flag_of_0_33(effort: Effort) -> None:
     expected = "off low low medium xhigh xhigh xhigh 400"
     assert row("chat", "0.33.0", effort, aliases=XHIGH, by=FLAG) == expected
     assert row("messages", "0.33.0", effort, aliases=XHIGH, by=FLAG) == "400 400 low medium xhigh xhigh xhigh 400"
-    assert row("kwargs", "0.33.0", effort, aliases=XHIGH, by=FLAG) == "? ? low medium ? xhigh ? ?"
+    assert row("kwargs", "0.33.0", effort, aliases=XHIGH, by=FLAG) == row("kwargs", "0.33.0", effort)
 
 
 def test_the_flag_has_only_levels_that_the_server_takes() -> None:
