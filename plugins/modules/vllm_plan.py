@@ -195,7 +195,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plans:
-  description: One plan for each instance, by name. Empty when there are no instances.
+  description:
+    - One plan for each instance, by name. Empty when there are no instances.
+    - C(capacity) is what memory will hold, with null for what is not known; C(findings) is a list of C(id),
+      C(severity), C(sentence), C(remedy), C(evidence) and C(subject).
   returned: success, without O(seal) and O(show)
   type: dict
   sample:
