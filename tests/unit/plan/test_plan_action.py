@@ -165,3 +165,34 @@ cpu:
     assert "'typoo' is undefined" in output
     if playbook == "plan":
         assert output.count("smollm2-135m-instruct on cpu") == 1, "only one of them has an instance"
+
+
+def test_findings_reach_whoever_plans_and_a_site_passes_them_over(folder: Path) -> None:
+    (folder / "hosts.yml").write_text(
+        """
+cpu:
+  vars:
+    gpu_facts_file: "{{ inventory_dir }}/facts.json"
+    misspelt: {max-num-sekvs: 4}
+    vllm_flags_group: "{{ misspelt }}"
+    vllm_instances: {chat: {model: smollm2-135m-instruct}}
+  hosts:
+    refused: {}
+    unknown: {vllm_rules_ignored: {SOC-F77: none}}
+    patched: {vllm_rules_ignored: {SOC-F01: "{{ 'our own image' }}"}, socle_notes: true}
+    undefined: {vllm_rules_ignored: "{{ nope }}"}
+""",
+        encoding="utf-8",
+    )
+    code, _tasks, output = ansible(
+        folder, "-e", "ansible_become=false", playbook=str(ROOT / "playbooks/plan.yml"), host=None
+    )
+    assert code == 2, output
+    stats = json.JSONDecoder().raw_decode(output[output.index('{\n    "custom_stats"') :])[0]["stats"]
+    assert {name for name, counts in stats.items() if counts["failures"]} == {"refused", "unknown", "undefined"}
+    assert "vllm_instances.chat (max-num-sekvs by vllm_flags_group): Neither vLLM" in output
+    assert "(SOC-F01, which vllm_rules_ignored passes over with a reason)" in output
+    assert "vllm_rules_ignored names 'SOC-F77', which is the id of no rule" in output
+    assert "vllm_rules_ignored of undefined cannot be evaluated" in output
+    assert "warning SOC-F01: " in output and "(passed over by vllm_rules_ignored: our own image)" in output
+    assert "    SOC-R58: " in output, "notes were asked for"
