@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def argv_changes(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[s
     return {"added": [word for word in new if word not in old], "removed": [word for word in old if word not in new]}
 
 
-def overrides_of(plan: dict[str, Any]) -> dict[str, Any]:
+def overrides_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What of a plan only one run asked for, such as {"flags": {"max-num-seqs": 4}, "image": "x:1"}; {} for none."""
 
     def by_run(source: Any) -> bool:

@@ -167,7 +167,19 @@ class Launcher:
             if check:
                 return self._roll_back(instance, folder, number, automatic, retry, check=True)
             with self._lock(instance):
-                return self._roll_back(instance, folder, number, automatic, retry, check=False)
+                try:
+                    return self._roll_back(instance, folder, number, automatic, retry, check=False)
+                except EngineError:
+                    if automatic:
+                        self._stop_failed(instance, folder)
+                    raise
+
+    def _stop_failed(self, instance: str, folder: Path) -> None:
+        """End what is known to be wrong and has nothing to give way to."""
+        history = read_history(folder, self._files)
+        current = history.generations.get(history.current) if history.current else None
+        if current is not None and current.failed and self._backend.state(instance).running:
+            self._backend.stop(instance)
 
     def _roll_back(
         self, instance: str, folder: Path, number: int | None, automatic: bool, retry: bool, check: bool
@@ -192,7 +204,9 @@ class Launcher:
                 "warnings": history.warnings,
             }
         target = way.target
-        missing = self._missing(target)
+        # What runs needs nothing more.
+        serving = target.number == history.current and self._backend.state(instance).running
+        missing = None if serving else self._missing(target)
         if missing is not None:
             raise missing
         self._backend.validate(instance, target.unit)

@@ -30,7 +30,7 @@ MIN_COLUMN = 6
 NOT_SHOWN = ("Cc", "Cs", "Cn", "Cf", "Zl", "Zp")
 
 UNIT_STATES = {"activating": "starting", "failed": "failed", "inactive": "stopped", "deactivating": "stopping"}
-DRIFT_WORDS = {"launch_fingerprint": "launch", "environment_fingerprint": "environment"}
+DRIFT_WORDS = {"launch_fingerprint": "launch", "environment_fingerprint": "environment", "overrides": "override"}
 
 
 def rows_of_host(

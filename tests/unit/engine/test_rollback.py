@@ -250,3 +250,23 @@ def test_what_one_run_asked_for_is_told_apart() -> None:
     }
     assert overrides_of(plan) == {"flags": {"max-num-seqs": 4}, "image": "x:2"}
     assert overrides_of({}) == {}
+
+
+def test_a_way_back_that_is_blocked_leaves_nothing_wrong_running(site: Site) -> None:
+    # It failed its acceptance, so that it serves.
+    site.host.active = "active"
+    site.host.images.clear()
+    with pytest.raises(EngineError, match="image"):
+        site.launcher.roll_back("chat")
+    assert site.host.active == "active", "a person who asked decides"
+    with pytest.raises(EngineError, match="image"):
+        site.launcher.roll_back("chat", automatic=True)
+    assert site.host.active == "inactive"
+
+
+def test_what_runs_and_is_accepted_needs_nothing(site: Site) -> None:
+    site.launcher.roll_back("chat", automatic=True)
+    site.host.active = "active"
+    site.launcher.mark("chat", "accepted")
+    site.host.images.clear()
+    assert site.launcher.roll_back("chat", automatic=True)["verified"] is True and site.host.active == "active"
