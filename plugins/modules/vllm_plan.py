@@ -77,8 +77,8 @@ options:
         description: Flags for one host, the variable C(vllm_flags_host).
         type: dict
   variant:
-    description: The strongest layer of all, a variant of an experiment, with C(name), C(profile), C(flags), C(env)
-      and C(image).
+    description: The strongest layer of all, a variant of an experiment or what only one run asks for, with C(name),
+      C(profile), C(flags), C(env), C(image), and C(instances), the names of those that it is for where not for all.
     type: dict
   data_path:
     description:

@@ -66,13 +66,21 @@ _INSTANCE = schema.record(
         "expose": schema.choice("loopback", "address", "all"),
         "chat_template": schema.text(r"[^\0\r\n]+", "a file name of one line"),
         "effort_aliases": _check_aliases_choice,
+        "drain_s": schema.whole(0, 3600),
         "slo": slo_map,
     },
     ["model"],
 )
 
 _VARIANT = schema.record(
-    {"name": schema.text(), "flags": check_flags, "env": check_env, "image": image_text, "profile": schema.text()}
+    {
+        "name": schema.text(),
+        "instances": schema.list_of(schema.text()),
+        "flags": check_flags,
+        "env": check_env,
+        "image": image_text,
+        "profile": schema.text(),
+    }
 )
 
 _PROMOTED = schema.record(

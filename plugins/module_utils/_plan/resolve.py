@@ -117,7 +117,8 @@ def resolve(
     templates: list[dict[str, Any]] = []
     for name in sorted(instances):
         try:
-            draft = _Draft(request, catalogue, host_class, layers, variant, name, instances[name], gpus.get(name))
+            own = variant if name in variant.get("instances", [name]) else {}
+            draft = _Draft(request, catalogue, host_class, layers, own, name, instances[name], gpus.get(name))
             plan = draft.build(find_template, problems, knowledge)
         except PlanError as error:
             problems.take(error)
@@ -556,9 +557,14 @@ class _Draft:
             self._promoted_layer("flags"),
             Layer("vllm_flags_group", self.layers["group"]),
             Layer("vllm_flags_host", self.layers["host"]),
+            self._drain_layer(),
             Layer(f"{self.where}.flags", self.instance.get("flags", {})),
             Layer(self._variant_origin(), self.variant.get("flags", {})),
         ]
+
+    def _drain_layer(self) -> Layer:
+        drain_s = self.instance.get("drain_s")
+        return Layer(f"{self.where}.drain_s", {} if drain_s is None else {"shutdown-timeout": drain_s})
 
     def _env_layers(self) -> list[Layer]:
         return [

@@ -79,6 +79,24 @@ def test_a_stronger_layer_wins_and_is_named(
     assert source["evidence"] == ({"experiment": "e1"} if LAYERS[strongest] == "promoted" else None)
 
 
+def test_a_variant_may_be_for_some_instances_only(plan_one: Any) -> None:
+    for names, value in ((["chat"], "3"), (["other"], None)):
+        plan = plan_one({}, variant={"name": "redeploy", "instances": names, "flags": {"max-num-seqs": 3}})
+        source = plan["sources"].get("max-num-seqs", {})
+        assert (source.get("origin") == "variant redeploy") is (value == "3")
+
+
+@pytest.mark.parametrize(("instance", "value"), [({}, None), ({"drain_s": 60}, 60), ({"drain_s": 0}, 0)])
+def test_the_time_to_drain_is_a_flag_of_the_engine(instance: dict[str, Any], value: int | None, plan_one: Any) -> None:
+    plan = plan_one(instance)
+    assert ("--shutdown-timeout" in plan["argv"]) is (value is not None)
+    if value is not None:
+        assert plan["sources"]["shutdown-timeout"]["value"] == value
+        assert plan["sources"]["shutdown-timeout"]["origin"] == "vllm_instances.chat.drain_s"
+    stronger = plan_one({**instance, "flags": {"shutdown-timeout": 7}})
+    assert stronger["sources"]["shutdown-timeout"]["value"] == 7
+
+
 def test_null_removes_and_an_opposite_replaces(plan_one: Any) -> None:
     plan = plan_one({"flags": {"reasoning-parser": None, "no-enable-prefix-caching": True}})
     assert "--reasoning-parser" not in plan["argv"]
