@@ -50,6 +50,7 @@ STUBS = {
     "vllm_acceptance": "base_url served_names max_model_len vllm_version model_root api_key_required api_key suite",
     "record": "kind instance plan generation started finished verdict environment results secrets state_dir"
     " environment_fingerprint",
+    "vllm_instances_info": "state_dir",
 }
 
 GAVE_UP = {
@@ -141,15 +142,13 @@ PLAY = """
 """
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scenarios in one play, a host for each; what each said, and which modules it called."""
-    folder = tmp_path_factory.mktemp("way_back")
+def scripted(folder: Path, answers: dict[str, Any], names: list[str]) -> Path:
+    """A copy of the collection in which the modules *names* answer by script; the folder of what they are asked."""
     collection = folder / "collections/ansible_collections/socle/inference"
     for kind in ("modules", "action"):
         (collection / "plugins" / kind).mkdir(parents=True)
         for path in (ROOT / "plugins" / kind).glob("*.py"):
-            if path.stem not in STUBS:
+            if path.stem not in names:
                 (collection / "plugins" / kind / path.name).symlink_to(path)
     for path in (ROOT / "plugins").iterdir():
         if path.name not in ("modules", "action", "__pycache__"):
@@ -157,27 +156,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (collection / "roles/probe/tasks").mkdir(parents=True)
     (collection / "roles/probe/tasks/main.yml").write_text("[]\n")
     (collection / "roles/vllm_service").symlink_to(ROOT / "roles/vllm_service")
-    for name in ("galaxy.yml", "meta"):
+    for name in ("galaxy.yml", "meta", "playbooks", "profiles"):
         (collection / name).symlink_to(ROOT / name)
-    answers = folder / "answers"
-    answers.mkdir()
-    for instance, given in ANSWERS.items():
-        given.setdefault("vllm_launch", [STARTED])
-        assert instance.isalpha()
-    (answers / "answers.json").write_text(json.dumps(ANSWERS))
-    for name, options in STUBS.items():
-        text = MODULE.replace("OPTIONS", repr(json.dumps(options.split())))
-        text = text.replace("FOLDER", repr(str(answers))).replace("NAME", repr(name))
+    told = folder / "answers"
+    told.mkdir()
+    (told / "answers.json").write_text(json.dumps(answers))
+    for name in names:
+        text = MODULE.replace("OPTIONS", repr(json.dumps(STUBS[name].split())))
+        text = text.replace("FOLDER", repr(str(told))).replace("NAME", repr(name))
         (collection / "plugins/modules" / f"{name}.py").write_text(text)
-    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    hosts = {name: {"plan": plan(name)} for name in ANSWERS}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": variables, "hosts": hosts}}))
-    (folder / "play.yml").write_text(PLAY)
-    extra = {"tasks": str(ROOT / "playbooks/tasks"), "folder": str(answers), "accepted": list(ACCEPTED)}
+    return told
+
+
+def play(folder: Path, hosts: dict[str, Any], *words: str) -> str:
+    """Output of ansible-playbook with the collection in *folder*."""
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    (folder / "inventory").mkdir(exist_ok=True)
+    (folder / "inventory/hosts.yml").write_text(yaml.safe_dump({"all": {"vars": variables, "hosts": hosts}}))
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("ansible-playbook")),
-            *["-i", str(folder / "hosts.yml"), str(folder / "play.yml"), "-e", json.dumps(extra)],
+            *["-i", str(folder / "inventory"), *words],
         ],
         cwd=folder,
         env={
@@ -191,8 +190,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
         check=False,
     )
-    (answers / "output").write_text(done.stdout + done.stderr)
-    return answers
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scenarios in one play, a host for each; what each said, and which modules it called."""
+    folder = tmp_path_factory.mktemp("way_back")
+    for given in ANSWERS.values():
+        given.setdefault("vllm_launch", [STARTED])
+    told = scripted(folder, ANSWERS, [name for name in STUBS if name != "vllm_instances_info"])
+    (folder / "play.yml").write_text(PLAY)
+    extra = {"tasks": str(ROOT / "playbooks/tasks"), "folder": str(told), "accepted": list(ACCEPTED)}
+    hosts = {name: {"plan": plan(name)} for name in ANSWERS}
+    output = play(folder, hosts, str(folder / "play.yml"), "-e", json.dumps(extra))
+    (told / "output").write_text(output)
+    return told
 
 
 def said(run: Path, instance: str) -> str | None:
@@ -301,3 +314,75 @@ def test_what_comes_back_is_marked_and_recorded_as_the_generation_that_it_is(run
     assert marks["vllm_launch_failed"]["generation"] == 2 and marks["vllm_launch_accepted"]["generation"] == 3
     (rollback,) = [given for name, given in made if name == "vllm_rollback"]
     assert rollback["automatic"] in (True, "True") and "generation" not in rollback
+
+
+def running(*names: str) -> dict[str, Any]:
+    found = {"generation": 3, "status": "accepted", "engine": "podman", "unit_active": "active"}
+    return {"instances": {name: {**found, "plan": plan(name)} for name in names}}
+
+
+FACTS = {"socle_facts": {"gpu_facts": {"schema": "socle.gpu_facts/2", "gpus": [], "engine": {"name": "podman"}}}}
+
+
+class Playbook:
+    """A playbook over one host with the instances *late* and *good*."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        answers = {
+            "?": {"vllm_instances_info": [running("late", "good", "unmanaged")]},
+            "late": {"vllm_rollback": [back("late")], "vllm_ready": [SERVES], "vllm_acceptance": [RIGHT]},
+            "good": {"vllm_ready": [SERVES], "vllm_acceptance": [RIGHT]},
+        }
+        for name in ("late", "good"):
+            answers[name]["vllm_launch"] = [{**STARTED, "generation": 3}]
+        self.told = scripted(folder, answers, list(STUBS))
+
+    def __call__(self, name: str, *words: str, **extra: Any) -> str:
+        model = {"model": "smollm2-135m-instruct"}
+        hosts = {"host-a": {"vllm_instances": {"late": model, "good": {**model, "port": 8001}}, "host_class": "cpu"}}
+        extra = {**FACTS, "probe_python": sys.executable, **extra}
+        said = play(self.folder, hosts, f"socle.inference.{name}", "-e", json.dumps(extra), *words)
+        return " ".join(said.split())
+
+    def called(self, instance: str) -> list[str]:
+        return names(self.told, instance) if (self.told / f"{instance}.calls").exists() else []
+
+
+@pytest.fixture
+def playbook(tmp_path: Path) -> Playbook:
+    return Playbook(tmp_path)
+
+
+def test_a_person_brings_a_generation_back(playbook: Playbook) -> None:
+    output = playbook("rollback", socle_generation=1)
+    assert "socle_generation is 1, and host-a has several instances" in output and playbook.called("late") == []
+    output = playbook("rollback", socle_instances=["late", "lat"])
+    assert "socle_instances names lat, which vllm_instances of no host of this run has" in output
+    output = playbook("rollback", "--check", socle_instances=["late"])
+    assert "failed=0" in output and playbook.called("late") == ["vllm_rollback"]
+    output = playbook("rollback", socle_instances=["late"], socle_generation=1)
+    assert "host-a late runs generation 3, which is generation 1 anew, and is accepted by suite smoke." in output
+    assert playbook.called("late")[1:] == [*BROUGHT_BACK, "vllm_launch_accepted"]
+    assert playbook.called("good") == []
+    (_checked, (name, given), *_rest) = calls(playbook.told, "late")
+    assert name == "vllm_rollback" and int(given["generation"]) == 1 and given["automatic"] in (False, "False")
+
+
+def test_what_runs_is_restarted_and_accepted(playbook: Playbook) -> None:
+    output = playbook("redeploy", socle_instances=["good"])
+    assert "failed=0" in output, output[-3000:]
+    assert playbook.called("good") == [
+        *["vllm_launch", "vllm_ready", "deploy passed"],
+        *["vllm_acceptance", "acceptance passed"],
+    ]
+    launched = calls(playbook.told, "good")[0][1]
+    assert launched["restart"] in (True, "True") and launched["plan"]["launch_fingerprint"] == "sha256:b"
+    assert playbook.called("late") == []
+
+
+def test_flags_of_one_run_are_planned_on_top_of_the_inventory(playbook: Playbook) -> None:
+    output = playbook("redeploy", socle_instances=["good"], socle_redeploy_flags={"max-num-sequences": 4})
+    assert "max-num-sequences" in output and "variant redeploy" in output, output[-3000:]
+    assert "vllm_instances.late" not in output
+    assert playbook.called("good") == []
