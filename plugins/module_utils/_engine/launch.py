@@ -390,11 +390,9 @@ class Launcher:
         warmer = start_warming(old, plan) if runs or plan.get("gpus") else None
         try:
             if runs:
-                drain = self._drain
-                if drain is not None and unit.active == "active":
-                    drained = drain.wait_idle(old)
-                timeout_s = max(STOP_S, stop_timeout_s(old) + 2 * STOP_MARGIN_S)
-                self._backend.stop(instance, timeout_s, (lambda: drain.tick(old)) if drain is not None else None)
+                if self._drain is not None and unit.active == "active":
+                    drained = self._drain.wait_idle(old)
+                self._end(instance, old)
             stopped = time.monotonic()
             if self._room is not None:
                 self._room.wait(plan)
@@ -408,6 +406,12 @@ class Launcher:
             "memory_s": round(time.monotonic() - stopped, 1),
             "warmed_bytes": read,
         }
+
+    def _end(self, instance: str, plan: dict[str, Any]) -> None:
+        """Stop what runs by this plan, which may take as long as it drains."""
+        drain = self._drain
+        timeout_s = max(STOP_S, stop_timeout_s(plan) + 2 * STOP_MARGIN_S)
+        self._backend.stop(instance, timeout_s, (lambda: drain.tick(plan)) if drain is not None else None)
 
     def _retire(self, other: Backend, instance: str) -> None:
         """Take another engine's unit away, of which nothing runs any more: two of one name would hide each other."""
@@ -553,11 +557,11 @@ class Launcher:
         foreign = self._foreign_unit(instance) if running else None
         if foreign:
             raise foreign
+        current = history.generations.get(history.current) if history.current else None
         if running and not check:
             with explaining(f"stop {instance}", self._dir), self._lock(instance):
-                self._backend.stop(instance)
+                self._end(instance, current.plan if current else {})
         action = ("would_stop" if check else "stopped") if running else "none"
-        current = history.generations.get(history.current) if history.current else None
         return {
             "changed": running,
             "action": action,
