@@ -15,7 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._watchdog.observat
 PATH = "/v1/completions"
 
 ANSWERED_PAUSE_S = 20.0
-"""Between an answer and the next question."""
+"""Between an answer that is no token and the next question."""
 FAILED_PAUSE_S = 2.0
 """Between two questions to a server that ends connections at once."""
 
@@ -56,14 +56,14 @@ class CanaryAsker:
             return self._under_way is not None
 
     def ask(self, launch: Launch, key: str | None, limit_s: float) -> None:
-        """Ask for one token and give it *limit_s*; nothing happens while one is on its way, or came just now.
+        """Ask for one token and give it *limit_s*; nothing happens while one is on its way, or was refused just now.
 
         A question that got no answer is asked again, and counts from when it was asked first.
         """
         now = self._clock()
         with self._lock:
             waits = self._state.waiting_since is not None
-            pause_s = FAILED_PAUSE_S if waits else ANSWERED_PAUSE_S
+            pause_s = FAILED_PAUSE_S if waits else ANSWERED_PAUSE_S if self._state.refused else 0.0
             if self._under_way is not None or (self._ended_at is not None and now - self._ended_at < pause_s):
                 return
             self._under_way = call = self._call(launch.address, launch.port, limit_s)

@@ -185,5 +185,5 @@ class Collector:
 
     @staticmethod
     def _main_pid(text: str) -> int | None:
-        value = text.strip().partition("=")[2]
-        return int(value) if value.isdigit() and int(value) > 1 else None
+        found = re.search(r"^MainPID=(\d+)$", text, re.MULTILINE)
+        return int(found[1]) if found else None

@@ -46,6 +46,8 @@ def notify(state: str) -> None:
     if address.startswith("@"):
         address = "\0" + address[1:]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sink:
+        # A manager that does not read must not hold up the watch.
+        sink.setblocking(False)
         sink.sendto(state.encode(), address)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,6 +127,7 @@ class Watch:
         if seen.run != self._ledger.run or seen.unit == STOPPED:
             # A question to an engine that is gone says nothing about the next one.
             self._canary.forget()
+            seen = dataclasses.replace(seen, canary=self._canary.state)
         judgement = self._judge(seen, patience)
         if judgement.ask:
             key = read_key(self._state_dir, self._settings.instance) if launch.key_required else None

@@ -21,7 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._watchdog.install 
 from tests.simulators.engine import Behaviour, EngineDouble
 from tests.unit.watchdog.conftest import PLAN, SECRET
 
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 
 SYSTEMCTL = """#!/bin/sh
 run=$(cat "$0.run" 2>/dev/null || echo 1)
