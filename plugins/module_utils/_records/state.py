@@ -52,6 +52,7 @@ def instance_state(records: list[Record]) -> dict[str, Any] | None:
         "benchmarked": _benchmarked(records),
         "capacity": _capacity(deploy),
         "environment": dict(source["environment"]) if source else {},
+        "incident": _incident(_first(records, "incident", fingerprint)),
         "drift": [
             *_drift(records, fingerprint, acceptance if accepted else None),
             *({"item": "overrides", "expected": None, "found": words} for words in _override_words(deploy)),
@@ -124,6 +125,15 @@ def _first(records: list[Record], kind: str, fingerprint: str | None = None) -> 
         if record["kind"] == kind and (fingerprint is None or record["launch_fingerprint"] == fingerprint):
             return record
     return None
+
+
+def _incident(record: Record | None) -> dict[str, Any] | None:
+    """The newest incident of the launch that was deployed last, without its evidence, which stays in the record."""
+    if record is None:
+        return None
+    results = record["results"]
+    kept = {key: results.get(key) for key in ("action", "reason", "likely_causes")}
+    return {"at": record["finished"], "generation": record["generation"], **kept}
 
 
 def _benchmarks(records: list[Record], fingerprint: str | None) -> dict[str, Any]:
