@@ -106,8 +106,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     }
                 if "instances" not in args:
                     args["instances"] = self._declared(task_vars)
-            answer = _answer(args, task_vars)
-            if boolean(args.get("show", False)):
+            # As evaluated, also where that is nothing and the default holds.
+            answer = _answer(args, {**task_vars, "socle_data_path": args.get("data_path")})
+            if boolean(args.get("show", False), strict=False):
                 if answer["table"]:
                     # The first keeps it apart from what Ansible prints.
                     display.display(f"\n{answer['table']}")
@@ -184,7 +185,7 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
         read_schemas(root / FOLDER for root in data.folders),
     )
     resolution = resolve(request, Catalogue(data), lambda name: _template(name, data, task_vars), knowledge)
-    notes = boolean(args.get("notes", False)) or display.verbosity > 0
+    notes = boolean(args.get("notes", False), strict=False) or display.verbosity > 0
     return {
         "plans": resolution.plans,
         "host_class": resolution.host_class,

@@ -75,7 +75,7 @@ def _divisor(architecture: Architecture, parts: int) -> int:
     linear = architecture.linear
     counts = [architecture.attention_heads, *((linear.key_heads, linear.value_heads) if linear else ())]
     common = math.gcd(*[count for count in counts if count is not None]) if any(counts) else architecture.kv_heads
-    return max(size for size in range(1, parts + 1) if common % size == 0)
+    return max(size for size in range(1, min(parts, common) + 1) if common % size == 0)
 
 
 def layout_findings(launch: Launch, layout: KvLayout) -> list[Finding]:

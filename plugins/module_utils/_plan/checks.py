@@ -22,7 +22,11 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema 
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import launch_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.measured import choose, gpu_of
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
-from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import RuleContext, worst_path
+from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import (
+    RuleContext,
+    number_of,
+    worst_path,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import RuleSet, evaluate
 
 IDS = (
@@ -156,6 +160,9 @@ def _capacity(subject: Subject, context: Mapping[str, Any]) -> Capacity:
         # Off by default for hybrid models of older versions, which flags alone do not tell.
         flags.pop("enable-prefix-caching", None)
         flags["no-enable-prefix-caching"] = True
+    if not 0 < _number(flags.get("gpu-memory-utilization", 1)) <= 1:
+        # The engine refuses it, and no share of memory follows from it.
+        return Capacity()
     products = [str(gpu["product"]) for gpu in subject.gpus if gpu.get("product")] or [*subject.host_class.products, ""]
     launch = launch_from(
         flags,
@@ -168,6 +175,11 @@ def _capacity(subject: Subject, context: Mapping[str, Any]) -> Capacity:
     )
     calibration = choose(subject.calibrations, launch, dimensions, gpu.host_class) if dimensions and gpu else None
     return plan_capacity(dimensions, launch, gpu, calibration)
+
+
+def _number(value: Any) -> float:
+    """A flag's number, 0 where it is none."""
+    return number_of(value) or 0
 
 
 def _context(subject: Subject, schema: FlagSchema | None) -> dict[str, Any]:

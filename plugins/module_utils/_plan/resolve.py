@@ -677,13 +677,13 @@ class _Draft:
         if setting is None:
             return self.model.max_position_embeddings
         length = parse_size(setting.value)
-        if length is None and setting.value not in ("auto", -1):
+        if not length and setting.value not in ("auto", -1):
             self.refused.add("max-model-len")
             problems.add(
                 f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
                 f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
             )
-        return length
+        return length or None
 
     def _check_gpu_count(
         self, flags: Mapping[str, Setting], warnings: list[dict[str, Any]], problems: Problems

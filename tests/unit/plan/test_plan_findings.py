@@ -196,6 +196,22 @@ def test_what_is_not_known_is_null_and_told(plan_one: Any) -> None:
     assert "  capacity  How much the KV cache holds cannot be told" in "\n".join(plan_table(plan))
 
 
+@pytest.mark.parametrize("value", [1e300, 0, -0.5, 1.5])
+def test_a_share_of_memory_that_cannot_be_gives_no_figures(value: float) -> None:
+    assert real("a800-1", "agents", flags={"gpu-memory-utilization": value})["capacity"]["kv_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ({"max-model-len": "0"}, "must be a number of tokens"),
+        ({"tensor-parallel-size": 10**12}, "spread the model over 1000000000000"),
+    ],
+)
+def test_absurd_values_are_refused_at_once(flags: Any, part: str) -> None:
+    assert part in errors("a800-1", "agents", flags=flags)[0]
+
+
 def test_a_length_that_the_engine_chooses_is_no_reason_to_refuse() -> None:
     plan = real("a800-1", "agents", flags={"max-model-len": "auto", "gpu-memory-utilization": 0.4})
     assert plan["capacity"]["kv_tokens"] is None and not {"SOC-C01", "SOC-C02"} & set(ids(plan))
