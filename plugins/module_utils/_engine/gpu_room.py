@@ -56,13 +56,12 @@ class Holder:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of one GPU, in MiB, and who has some of it."""
+    """The memory of one GPU, in MiB."""
 
     index: str
     uuid: str
     total_mib: int
     free_mib: int
-    holders: tuple[Holder, ...]
 
 
 def utilisation(argv: Sequence[str]) -> float:
@@ -78,10 +77,20 @@ def utilisation(argv: Sequence[str]) -> float:
     return UTILISATION
 
 
-def parse_rooms(gpus: str, processes: str, owner: Callable[[int], str | None]) -> list[Room]:
-    """Both answers of nvidia-smi (CSV without units) as one; lines without figures, as of MIG devices, are left out."""
+def parse_rooms(text: str) -> list[Room]:
+    """The GPUs by nvidia-smi (CSV without units); lines without figures, as of MIG devices, are left out."""
+    rooms = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
+            rooms.append(Room(words[0], words[1], int(words[2]), int(words[3])))
+    return rooms
+
+
+def parse_holders(text: str, owner: Callable[[int], str | None]) -> dict[str, list[Holder]]:
+    """The processes by nvidia-smi (CSV without units), by UUID of the GPU."""
     holders: dict[str, list[Holder]] = {}
-    for line in processes.splitlines():
+    for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) < 4 or not words[1].isdigit():
             continue
@@ -89,13 +98,7 @@ def parse_rooms(gpus: str, processes: str, owner: Callable[[int], str | None]) -
         name = ",".join(words[2:-1]).rpartition("/")[2] or "unknown"
         used = int(words[-1]) if words[-1].isdigit() else None
         holders.setdefault(words[0], []).append(Holder(int(words[1]), name, used, owner(int(words[1]))))
-    rooms = []
-    for line in gpus.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
-            found = tuple(holders.get(words[1], ()))
-            rooms.append(Room(words[0], words[1], int(words[2]), int(words[3]), found))
-    return rooms
+    return holders
 
 
 class GpuRoom:
@@ -123,52 +126,62 @@ class GpuRoom:
         return done.returncode, done.stdout, done.stderr
 
     def rooms(self, gpus: Collection[Any]) -> list[Room]:
-        """Those of the GPUs that are named by index or UUID."""
-        listed, processes = self._ask(_GPUS), self._ask(_PROCESSES)
+        """Those of the GPUs that are named by index or UUID, without who holds their memory."""
+        listed = self._ask(_GPUS)
         if listed is None or listed[0] != 0:
             return []
         names = {str(gpu) for gpu in gpus}
-        said = processes[1] if processes and processes[0] == 0 else ""
-        found = parse_rooms(listed[1], said, lambda pid: process_owner(self._proc_root, pid))
-        found = [room for room in found if room.index in names or room.uuid in names]
-        owners = {item.owner for room in found for item in room.holders if item.owner}
+        found = parse_rooms(listed[1])
+        return [room for room in found if room.index in names or room.uuid in names]
+
+    def holders(self) -> dict[str, list[Holder]]:
+        """Who holds memory, by UUID of the GPU."""
+        said = self._ask(_PROCESSES)
+        if said is None or said[0] != 0:
+            return {}
+        found = parse_holders(said[1], lambda pid: process_owner(self._proc_root, pid))
+        owners = {item.owner for items in found.values() for item in items if item.owner}
         if all("." in owner for owner in owners):
             return found
         # Docker's containers are known by their id alone.
         containers = container_names(self._ask)
-
-        def named(room: Room) -> Room:
-            holders = (replace(item, owner=containers.get(item.owner or "", item.owner)) for item in room.holders)
-            return replace(room, holders=tuple(holders))
-
-        return [named(room) for room in found]
+        return {
+            uuid: [replace(item, owner=containers.get(item.owner or "", item.owner)) for item in items]
+            for uuid, items in found.items()
+        }
 
     def obstacle(self, plan: Mapping[str, Any], own: str) -> EngineError | None:
         """Why a start would lack memory even with what the service *own* has now; asked before that one is stopped."""
-        if not plan.get("gpus"):
-            return None
+        lacking = _lacking(plan, self.rooms(plan["gpus"])) if plan.get("gpus") else []
+        # Without persistence each question wakes all GPUs, which takes a second or two.
+        holders = self.holders() if lacking else {}
         mine = (own, own.removesuffix(".service"))
-        for room in self.rooms(plan["gpus"]):
-            foreign = [item for item in room.holders if item.owner not in mine]
-            taken = sum(item.used_mib or 0 for item in foreign)
-            if room.total_mib - taken < _needed_mib(plan, room):
-                return _refusal(plan, room, room.total_mib - taken, foreign)
+        for room in lacking:
+            foreign = [item for item in holders.get(room.uuid, ()) if item.owner not in mine]
+            left = room.total_mib - sum(item.used_mib or 0 for item in foreign)
+            if left < _needed_mib(plan, room):
+                return _refusal(plan, room, left, foreign)
         return None
 
     def wait(self, plan: Mapping[str, Any], limit_s: float = RELEASE_S) -> float:
         """Seconds until each GPU of the plan had the memory free; EngineError with who holds it after *limit_s*."""
         began = self._clock()
         while plan.get("gpus"):
-            lacking = [room for room in self.rooms(plan["gpus"]) if room.free_mib < _needed_mib(plan, room)]
+            lacking = _lacking(plan, self.rooms(plan["gpus"]))
             waited = self._clock() - began
             if not lacking:
                 return waited
             if waited >= limit_s:
-                raise _refusal(plan, lacking[0], lacking[0].free_mib, lacking[0].holders, waited)
+                room = lacking[0]
+                raise _refusal(plan, room, room.free_mib, self.holders().get(room.uuid, ()), waited)
             named = ", ".join(f"GPU {room.index} has {room.free_mib / 1024:.1f} GiB free" for room in lacking)
             self._progress.update(phase="waiting for GPU memory", detail=f"{named}, of at most {limit_s:.0f} s")
             self._sleep(POLL_S)
         return 0.0
+
+
+def _lacking(plan: Mapping[str, Any], rooms: Sequence[Room]) -> list[Room]:
+    return [room for room in rooms if room.free_mib < _needed_mib(plan, room)]
 
 
 def _needed_mib(plan: Mapping[str, Any], room: Room) -> float:

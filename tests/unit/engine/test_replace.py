@@ -266,7 +266,7 @@ def test_a_foreign_holder_is_refused_and_the_old_engine_goes_on(
     launcher = Launcher(backend, tmp_path / "instances", Files(), listens=nobody, room=room)
     launcher.start({**plan, "gpus": [0, 1]})
     host.active = "active"
-    gpus.processes = TWO
+    gpus.free, gpus.processes = [9000], TWO
     with pytest.raises(EngineError, match=r"GPU 1 .*train\.service"):
         launcher.start({**plan, "gpus": [0, 1], "launch_fingerprint": "sha256:bbbb"})
     assert host.count("systemctl", "stop") == 0 and host.active == "active"
