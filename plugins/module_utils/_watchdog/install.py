@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import stat
 from collections.abc import Mapping
@@ -164,25 +163,18 @@ class Installer:
 
     def _sync_program(self, wanted: Mapping[str, str]) -> list[str]:
         """Write what differs and remove what is no longer part of it; never what somebody else put there."""
-        digest = hashlib.sha256(
-            "\0".join(f"{path}\0{text}" for path, text in sorted(wanted.items())).encode()
-        ).hexdigest()
-        mark = self._program_dir / ".program"
-        if self._files.read(mark) == digest:
-            return []
-        if self._check:
-            return ["program"]
-        old = self._program_dir / "ansible_collections"
-        for stale in sorted(old.rglob("*.py")) if old.is_dir() else []:
-            if stale.relative_to(self._program_dir).as_posix() not in wanted:
-                stale.unlink()
-        for path, text in sorted(wanted.items()):
-            target = self._program_dir / path
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._files.write(target, text, mode=0o644)
-        # Last: an interrupted installation is finished by the next run.
-        self._files.write(mark, digest, mode=0o644)
-        return ["program"]
+        folder = self._program_dir / "ansible_collections"
+        found = sorted(folder.rglob("*.py")) if folder.is_dir() else []
+        stale = [path for path in found if path.relative_to(self._program_dir).as_posix() not in wanted]
+        differ = {path: text for path, text in wanted.items() if self._files.read(self._program_dir / path) != text}
+        if not self._check:
+            for path in stale:
+                path.unlink()
+            for name, text in sorted(differ.items()):
+                target = self._program_dir / name
+                target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._files.write(target, text, mode=0o644)
+        return ["program"] if stale or differ else []
 
     def _remove_program(self) -> list[str]:
         changed = []
@@ -193,7 +185,7 @@ class Installer:
                     self._files.remove(self._unit_dir / name)
         if changed:
             self._systemctl("daemon-reload")
-        if self._files.read(self._program_dir / ".program") is not None:
+        if self._files.read(self._program_dir / "__main__.py") is not None:
             changed.append("program")
             if not self._check:
                 self._clear_program()
@@ -201,7 +193,7 @@ class Installer:
 
     def _clear_program(self) -> None:
         """Remove the files of the program and the folders that this leaves empty."""
-        for path in [*program_files(), ".program"]:
+        for path in program_files():
             self._files.remove(self._program_dir / path)
         for folder in sorted((entry for entry in self._program_dir.rglob("*") if entry.is_dir()), reverse=True):
             if not any(folder.iterdir()):

@@ -88,7 +88,11 @@ def main(argv: Sequence[str]) -> int:
         if asked.is_set():
             asked.clear()
             watch.forget()
-        watch.step()
+        try:
+            watch.step()
+        except Exception as error:
+            # A fault of its own must not end the watch; the next look may go well.
+            say(3, f"{settings.instance} fault: {type(error).__name__}: {error}; report it, it is a fault of socle")
         woken.wait(settings.interval_s)
         woken.clear()
     notify("STOPPING=1")

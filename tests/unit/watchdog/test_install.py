@@ -83,7 +83,7 @@ def test_other_settings_or_a_newer_program_start_it_anew(site: Site) -> None:
     assert site.present(restarts_per_hour=1)["changes"] == ["settings", "started"]
     stale = site.folder / "opt/watchdog/ansible_collections/socle/old.py"
     stale.write_text("gone")
-    (site.folder / "opt/watchdog/.program").write_text("older")
+    (site.folder / "opt/watchdog/__main__.py").write_text("older")
     assert site.present(restarts_per_hour=1)["changes"] == ["program", "started"]
     assert not stale.exists()
 

@@ -142,8 +142,8 @@ def test_a_core_that_freezes_is_found_and_restarted(tmp_path: Path, double: Engi
 
 def test_an_engine_under_load_is_left_alone(tmp_path: Path, double: EngineDouble, behaviour: Behaviour) -> None:
     # A prompt after the other: each takes longer than the window, and no canary gets its turn before its end.
-    behaviour.prefill_tokens_per_s = 3.0
-    process = Process(tmp_path, int(double.base_url.rpartition(":")[2]), window_s=2)
+    behaviour.prefill_tokens_per_s = 1.5
+    process = Process(tmp_path, int(double.base_url.rpartition(":")[2]), window_s=3)
     try:
         eventually(lambda: double.state.finished >= 2)
     finally:
