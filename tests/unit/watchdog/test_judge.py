@@ -160,6 +160,13 @@ def test_a_watchdog_that_was_held_up_looks_again_before_it_judges(watched: Watch
     assert (held_up.state, "held up for 300 s" in held_up.reason) == ("suspect", True)
 
 
+def test_counters_that_stand_still_are_not_enough(watched: Watched) -> None:
+    # Idle, and each canary takes 35 s: nothing moves for 75 s at a time.
+    watched.engine.canary_s = 35.0
+    watched.watch(900)
+    assert "stuck" not in watched.states and watched.states[-1] in ("healthy", "suspect")
+
+
 def test_patience_follows_the_launch() -> None:
     settings = Settings("chat", "gpu1")
     small = patience_of(settings, 4096, 2048, 300)
