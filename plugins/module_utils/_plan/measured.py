@@ -60,7 +60,18 @@ _CONTENT = schema.record(
         "graphs_bytes": schema.whole(0),
         "activation_bytes": schema.nullable(schema.whole(0)),
     },
-    ["schema", "host_class", "model", "layers", "hidden_size", "launch", "total_bytes", "weights_bytes", "other_bytes"],
+    [
+        "schema",
+        "host_class",
+        "model",
+        "layers",
+        "hidden_size",
+        "launch",
+        "total_bytes",
+        "weights_bytes",
+        "other_bytes",
+        "graphs_bytes",
+    ],
 )
 """The content of a record of kind calibration, which is read without trust."""
 

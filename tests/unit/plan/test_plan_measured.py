@@ -63,6 +63,14 @@ def test_what_is_no_calibration_is_passed_over(wrong: Any) -> None:
     assert real("a800-1", "agents", calibrations=[wrong, content])["capacity"]["calibrated"] is True
 
 
+@pytest.mark.parametrize("key", ["graphs_bytes", "launch", "total_bytes", "hidden_size", "schema"])
+def test_a_damaged_calibration_is_passed_over(key: str) -> None:
+    content = calibration_of(STARTED, real("a800-1", "agents"))
+    assert content is not None
+    del content[key]
+    assert real("a800-1", "agents", calibrations=[content])["capacity"]["calibrated"] is False
+
+
 @pytest.mark.parametrize(
     "results",
     [
