@@ -361,6 +361,10 @@ def test_a_person_brings_a_generation_back(playbook: Playbook) -> None:
     assert "socle_instances names lat, which vllm_instances of no host of this run has" in output
     output = playbook("rollback", "--check", socle_instances=["late"])
     assert "failed=0" in output and playbook.called("late") == ["vllm_rollback"]
+    playbook("rollback", "--check", socle_instances=["late"], socle_generation=0)
+    assert int(calls(playbook.told, "late")[-1][1]["generation"]) == 0, "not the accepted one"
+    (playbook.told / "late.calls").unlink()
+    playbook("rollback", "--check", socle_instances=["late"])
     output = playbook("rollback", socle_instances=["late"], socle_generation=1)
     assert "host-a late runs generation 3, which is generation 1 anew, and is accepted by suite smoke." in output
     assert playbook.called("late")[1:] == [*BROUGHT_BACK, "vllm_launch_accepted"]
