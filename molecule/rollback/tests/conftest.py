@@ -29,5 +29,5 @@ def host() -> testinfra.host.Host:
 @pytest.fixture(scope="session")
 def said() -> dict[str, str]:
     """Output of the first runs that were to fail, each as one line."""
-    texts = json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "first.json").read_text())
+    texts = json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "said.json").read_text())
     return {name: " ".join(text.split()) for name, text in texts.items()}
