@@ -97,6 +97,14 @@ H200_EAGER = replace(
 )
 """startup-gpu-fp8-eager-v0.26.0.log"""
 
+H200_VISION_90 = replace(
+    H200_MTP2, max_model_len=32768, gpu_memory_utilization=0.90, max_num_seqs=64, language_model_only=False
+)
+"""startup-gpu-vision-0.90-v0.26.0.log, of driver 580.159.04"""
+
+H200_VISION_70 = replace(H200_VISION_90, max_model_len=131072, gpu_memory_utilization=0.70, max_num_seqs=16)
+"""startup-gpu-vision-0.70-v0.26.0.log, of driver 580.159.04"""
+
 
 def build(content: dict[str, Any], **facts: Any) -> Architecture:
     found = architecture(content, **facts)

@@ -19,9 +19,9 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.calibration 
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.capacity import plan_capacity
 from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import Gpu
-from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
 
-from .models import A800, FIXTURES, H200, H200_EAGER, H200_MTP2, S3, hybrid, log
+from .models import A800, FIXTURES, H200, H200_EAGER, H200_MTP2, H200_VISION_70, H200_VISION_90, S3, hybrid, log
 
 S3_BOOT = Boot(weights_gib=26.08, kv_gib=45.99, activation_gib=2.31, graphs_gib=0.75)
 """As the report has it, which does not tell the memory of the card."""
@@ -37,6 +37,19 @@ def of_h200() -> Calibration:
 
 def of_s3() -> Calibration:
     return calibrate(S3_BOOT, hybrid(), S3, "a800_pcie_80g", A800.total_bytes)
+
+
+def vision_boot(launch: Launch) -> Boot:
+    """One of two starts of the same host and model, which differ in utilisation, length and sequences."""
+    name = f"vision-{launch.gpu_memory_utilization:.2f}-v0.26.0"
+    return read_boot(log(f"startup-gpu-{name}.log"), "\n".join(log(f"metrics-gpu-{name}.txt")))
+
+
+def of_vision(launch: Launch) -> Calibration:
+    return calibrate(vision_boot(launch), hybrid(), launch, "h200_sxm_141g")
+
+
+VISION_STARTS = [(H200_VISION_90, 71.04, 846403, 1369, 25.83), (H200_VISION_70, 43.57, 624826, 839, 4.77)]
 
 
 def test_a_log_is_read() -> None:
@@ -83,6 +96,37 @@ def test_blocks_of_the_metrics_settle_what_two_digits_leave_open() -> None:
         boot = replace(S3_BOOT, blocks=blocks)
         calibration = calibrate(boot, hybrid(), S3, "a800_pcie_80g", A800.total_bytes)
         assert plan_capacity(hybrid(), S3, A800, calibration).kv_tokens == tokens
+
+
+@pytest.mark.parametrize(("launch", "gib", "tokens", "blocks", "concurrency"), VISION_STARTS)
+def test_what_a_start_logged_gives_its_tokens_back(
+    launch: Launch, gib: float, tokens: int, blocks: int, concurrency: float
+) -> None:
+    boot = vision_boot(launch)
+    assert (boot.kv_gib, boot.kv_tokens, boot.blocks) == (gib, tokens, blocks)
+    capacity = plan_capacity(hybrid(), launch, H200, of_vision(launch))
+    assert (capacity.kv_tokens, capacity.blocks, capacity.block_tokens) == (tokens, blocks, 800)
+    assert capacity.concurrency_at_full_length == pytest.approx(concurrency, abs=0.005)
+    given = plan_capacity(hybrid(), replace(launch, kv_cache_memory_bytes=int(gib * GIB)), H200)
+    assert (given.kv_tokens, given.blocks, given.calibrated) == (tokens, blocks, False)
+
+
+@pytest.mark.parametrize(
+    ("taught", "launch", "gib", "estimated"),
+    [
+        (H200_VISION_90, H200_VISION_70, 43.57, 42.67),
+        (H200_VISION_70, H200_VISION_90, 71.04, 70.36),
+    ],
+)
+def test_another_start_of_the_host_is_predicted_closer_than_without_calibration(
+    taught: Launch, launch: Launch, gib: float, estimated: float
+) -> None:
+    """Utilisation by a fifth, length by 4 and sequences by 4: neither log is what the other plan is made of."""
+    capacity = plan_capacity(hybrid(), launch, H200, of_vision(taught))
+    assert capacity.calibrated and capacity.kv_gib_per_gpu == pytest.approx(gib, abs=0.3)
+    blind = plan_capacity(hybrid(), launch, H200)
+    assert not blind.calibrated and blind.kv_gib_per_gpu == pytest.approx(estimated, abs=0.01)
+    assert abs(capacity.kv_gib_per_gpu - gib) < abs(blind.kv_gib_per_gpu - gib) < blind.uncertainty_gib
 
 
 def test_log_and_metrics_of_different_starts_are_refused() -> None:
