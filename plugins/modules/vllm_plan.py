@@ -43,8 +43,8 @@ options:
     type: dict
   host_class:
     description:
-      - Name of the host class. Without it, the variable C(host_class), else the group of the host that has the name of a known class, else the class
-        that has the PCI ids of the GPUs in O(facts), or C(cpu) without GPUs.
+      - Name of the host class. Without it, the variable C(host_class), else the group of the host that has the name
+        of a known class, else the class that has the PCI ids of the GPUs in O(facts), or C(cpu) without GPUs.
       - A class whose family is not that of the hardware is refused.
     type: str
   facts:
