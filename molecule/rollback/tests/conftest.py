@@ -28,6 +28,12 @@ def host() -> testinfra.host.Host:
 
 @pytest.fixture(scope="session")
 def said() -> dict[str, str]:
-    """Output of the first runs that were to fail, each as one line."""
+    """Output of the runs that were to fail in the first converge, each as one line."""
     texts = json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "said.json").read_text())
     return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+@pytest.fixture(scope="session")
+def log() -> str:
+    """All output of this scenario's runs, in check mode with diff too."""
+    return (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "ansible.log").read_text()

@@ -78,6 +78,7 @@ def test_the_failure_and_the_way_back_are_on_record() -> None:
     assert {item["verdict"] for item in records("acceptance") if item["generation"] == 3} == {"passed"}
 
 
-def test_the_key_is_in_no_record_and_no_output(said: dict[str, str]) -> None:
+def test_the_key_is_in_no_record_and_no_output(said: dict[str, str], log: str) -> None:
+    assert "did not become ready" in " ".join(log.split())
     texts = [path.read_text() for path in RECORDS.glob("*.json")]
-    assert texts and not [text for text in [*texts, *said.values()] if KEY in text]
+    assert texts and not [text for text in [*texts, *said.values(), log] if KEY in text]
