@@ -22,7 +22,7 @@ help:
 	@echo 'make lab-down    remove the lab hosts; caches stay'
 	@echo 'make clean       remove the lab and its caches'
 	@echo 'make lab-ssh HOST=lab-cpu-1    a shell on a lab host'
-	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, models, docker'
+	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, models, rollback, watchdog, docker'
 	@echo 'make lint | unit | sanity | e2e    one part of the tests'
 
 setup:
@@ -72,11 +72,14 @@ test: lint unit sanity
 
 test-slow: setup
 	pytest tests/slow
+	molecule --base-config .config/molecule/config.yml test --scenario-name rollback
+	molecule --base-config .config/molecule/config.yml test --scenario-name watchdog
 	molecule --base-config .config/molecule/config.yml test --scenario-name docker
 
 bench: setup
 	python benchmarks/no_op_run.py --inventory $(INVENTORY)
 	python benchmarks/gpu_facts_cost.py
+	python benchmarks/plan_cost.py
 	python benchmarks/model_noop.py
 	python benchmarks/model_download.py
 	python benchmarks/model_fanout.py

@@ -26,9 +26,13 @@ VERBS = {
     "plan": "show what would run, and whether it is allowed to; changes nothing",
     "deploy": "fetch, start and wait until the instances serve",
     "accept": "check that the instances answer right, and keep the record",
+    "rollback": "bring back what was accepted, or generation N, and accept it",
+    "redeploy": "restart what runs, or try another image or flags, one host after the other",
     "benchmark": "measure the instances, and keep the record",
     "status": "one table of all instances",
+    "endpoint": "tell how clients use each instance, with settings to copy",
     "models": "bring, verify, list, export, import and remove models, and free old ones",
+    "flags": "ask an engine image for its flags, so that plans of its version are checked",
     "lab": "build the virtual lab on this machine",
 }
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.measured import calibration_of
 from ansible_collections.socle.inference.plugins.module_utils._records.controller import records_root, tool_version
 from ansible_collections.socle.inference.plugins.module_utils._records.files import write_collected
 from ansible_collections.socle.inference.plugins.module_utils._records.schema import build
@@ -26,6 +28,9 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(ARGUMENT_SPEC)
         host = task_vars["inventory_hostname"]
+        results = dict(args["results"] or {})
+        if args["kind"] == "deploy" and args["verdict"] == "passed":
+            results["calibration"] = calibration_of(plain(results), plain(args["plan"] or {}))
         try:
             record, text = build(
                 kind=args["kind"],
@@ -40,7 +45,7 @@ class ActionModule(ActionBase):
                 environment_fingerprint=args["environment_fingerprint"],
                 generation=args["generation"],
                 environment=args["environment"],
-                results=args["results"],
+                results=results,
                 method=args["method"],
                 secrets=args["secrets"] or (),
             )

@@ -4,23 +4,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible.errors import AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
-from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
+from ansible_collections.socle.inference.plugins.module_utils._plan.checks import IDS, Knowledge
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
+    CLASSES,
+    ENGINE,
+    MODELS,
+    SERVING,
+    Catalogue,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
+from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
+from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_tables
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
-from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path, user_path
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import (
+    COLLECTION,
+    DataPath,
+    data_path,
+    preload,
+    user_path,
+)
 
 OPTIONS = frozenset(
     {
@@ -33,10 +53,32 @@ OPTIONS = frozenset(
         "data_path",
         "state_dir",
         "address",
+        "rules_ignored",
+        "calibrations",
+        "show",
+        "notes",
         "seal",
     }
 )
 TEMPLATES = "chat_templates"
+INSTANCES = "vllm_instances"
+
+VARIABLES = {
+    "data_path": "socle_data_path",
+    "host_class": "host_class",
+    "state_dir": "socle_state_dir",
+    "rules_ignored": "vllm_rules_ignored",
+    "calibrations": "socle_calibrations",
+    "notes": "socle_notes",
+}
+"""Options that a host's variables stand in for."""
+
+display = Display()
+
+# Here, since Ansible imports this once and then forks a process for each host, which would read it all again.
+preload([ENGINE, CLASSES, MODELS, SERVING])
+with contextlib.suppress(PlanError):
+    read_schemas([COLLECTION / FOLDER])
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -52,9 +94,27 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False
         try:
-            # Variables reach an action plugin as they were written, templates and all.
-            variables = {**task_vars, "socle_data_path": self._templar.template(task_vars.get("socle_data_path"))}
-            result.update(_answer(self._task.args, variables))
+            args = dict(self._task.args)
+            if args.get("seal") is None:
+                for option, variable in VARIABLES.items():
+                    if option not in args and variable in task_vars:
+                        args[option] = self._evaluated(variable, task_vars)
+                if "layers" not in args:
+                    names = plan_instances.LAYER_VARIABLES.items()
+                    args["layers"] = {
+                        layer: self._evaluated(name, task_vars) for layer, name in names if name in task_vars
+                    }
+                if "instances" not in args:
+                    args["instances"] = self._declared(task_vars)
+            # As evaluated, also where that is nothing and the default holds.
+            answer = _answer(args, {**task_vars, "socle_data_path": args.get("data_path")})
+            if boolean(args.get("show", False), strict=False):
+                if answer["table"]:
+                    # The first keeps it apart from what Ansible prints.
+                    display.display(f"\n{answer['table']}")
+                # Ansible walks several times through all that a task returns.
+                answer = {"host_class": answer["host_class"]}
+            result.update(answer)
         except RecursionError:
             message = "vllm_plan was given a value that is nested too deep to read; flatten it."
             result.update(failed=True, msg=message, errors=[message])
@@ -62,6 +122,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             result.update(failed=True, msg=str(error), errors=[error.message])
             result.update(error.fields)
         return result
+
+    def _evaluated(self, variable: str, task_vars: Mapping[str, Any]) -> Any:
+        """A variable of the host, which reaches an action plugin as it was written, templates and all."""
+        try:
+            return plain(self._templar.template(task_vars[variable]))
+        except AnsibleError as error:
+            raise PlanError(
+                f"{variable} of {task_vars.get('inventory_hostname')} cannot be evaluated ({error}); correct it."
+            ) from error
+
+    def _declared(self, task_vars: Mapping[str, Any]) -> Any:
+        """The host's variable vllm_instances, without its keys; raises PlanError where it cannot be evaluated."""
+        try:
+            declared = self._templar.template(task_vars.get(INSTANCES))
+            # What is nested is evaluated when it is looked at.
+            instances = plain(plan_instances.withhold_secrets(declared))
+            reason = f"it must be a map of instance names to their settings, but is {describe(instances)}"
+        except AnsibleError as error:
+            instances, reason = False, str(error)
+        if instances is None or isinstance(instances, dict):
+            return instances
+        raise PlanError(
+            f"{INSTANCES} of {task_vars.get('inventory_hostname')} cannot be used ({reason}): correct it, or leave it "
+            "out for a host without instances. Nothing was changed."
+        )
 
 
 def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,9 +176,29 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
         variant=plain(args.get("variant")),
         state_dir=_state_dir(args.get("state_dir") or "/var/lib/socle"),
         address=str(address) if address else None,
+        calibrations=_calibrations(args.get("calibrations")),
     )
-    resolution = resolve(request, Catalogue(data), lambda name: _template(name, data, task_vars))
-    return {"plans": resolution.plans, "host_class": resolution.host_class, "templates": resolution.templates}
+    if not instances:
+        return {"plans": {}, "host_class": None, "templates": [], "table": ""}
+    knowledge = Knowledge(
+        load_rules(data, plain(args.get("rules_ignored")), IDS),
+        read_schemas(root / FOLDER for root in data.folders),
+    )
+    resolution = resolve(request, Catalogue(data), lambda name: _template(name, data, task_vars), knowledge)
+    notes = boolean(args.get("notes", False), strict=False) or display.verbosity > 0
+    return {
+        "plans": resolution.plans,
+        "host_class": resolution.host_class,
+        "templates": resolution.templates,
+        # One text, since whatever walks through registered plans in a template pays for each of their values.
+        "table": plan_tables(resolution.plans, notes),
+    }
+
+
+def _calibrations(given: Any) -> list[Any]:
+    if given is not None and not isinstance(given, list):
+        raise PlanError(f"calibrations must be a list of what records hold, but are {describe(given)}; leave them out.")
+    return list(plain(given or []))
 
 
 def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -4,29 +4,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible.errors import AnsibleError
+from ansible_collections.socle.inference.plugins.module_utils._engine.generations import overrides_of
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import environment_fingerprint, host_engine
 
 BENCHMARK_CHOICES = ("missing", "always", "never")
 
 
 def deploy_recorded(state: Mapping[str, Any], plan: Mapping[str, Any], generation: int) -> bool:
-    """Whether the newest record of a deployment is that this *generation*, the launch of the sealed *plan*, came up."""
+    """Whether the newest record of a deployment is that this *generation*, the launch of the sealed *plan*, came up.
+
+    What one run asked for and the inventory has by now is another deployment, by the same launch.
+    """
     known = state["instances"].get(plan["instance"], {})
     wanted = {"fingerprint": plan["launch_fingerprint"], "generation": generation, "deployed": True}
-    return all(known.get(key) == value for key, value in wanted.items())
+    same = all(known.get(key) == value for key, value in wanted.items())
+    return same and (known.get("overrides") or {}) == overrides_of(plan)
 
 
-def deploy_results(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of a deploy record from what role vllm_service found: how it started, and what the engine offers."""
-    ready = result["ready"]
+def deploy_results(result: Mapping[str, Any], plan: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The results of a deploy record from what role vllm_service found: how it started, and what the engine offers.
+
+    Of the *plan* comes what only one run asked for.
+    """
+    launch, ready = result["launch"], result["ready"]
     return {
-        "action": result["launch"]["action"],
+        "action": launch["action"],
+        "restores": launch.get("restores"),
+        "overrides": overrides_of(plan or {}),
+        "drain": launch.get("drain"),
         "ready_s": ready.get("ready_s"),
         "waited_s": ready.get("waited_s"),
         "milestones": ready.get("milestones") or {},
+        "phases": ready.get("phases") or {},
         "engine_version": ready.get("engine_version"),
         "max_model_len": ready.get("max_model_len"),
         "models": ready.get("models"),
@@ -90,6 +103,56 @@ def deploy_line(result: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     return f"{plan['instance']}: {action}{generation}{waited}{reason}"
 
 
+def rollback_story(
+    back: Mapping[str, Any],
+    instance: str,
+    failure: str | None = None,
+    automatic: bool = False,
+    unproven: bool = False,
+) -> dict[str, Any]:
+    """What runs after a rollback: {text, failed, reason}; *back* is what vllm_rollback returned, {} where it failed.
+
+    *failure* is why it failed, which is the reason; after an *automatic* one the instance is then stopped, unless it
+    serves and is only *unproven*.
+    """
+    number, restored = back.get("generation"), back.get("restores")
+    if failure is not None:
+        cause = failure.strip().rstrip(".")
+        what = f"generation {restored} of {instance}" if restored else f"an earlier generation of {instance}"
+        if automatic:
+            left = f"{instance} runs generation {number}, unproven" if unproven else f"{instance} is stopped"
+            text = f"Going back to {what} failed too: {cause}. {left}."
+        else:
+            text = f"{what[0].upper()}{what[1:]} was not brought back: {cause}."
+        return {"text": text, "failed": True, "reason": failure}
+    if restored is None:
+        runs = f"{instance} goes on with generation {number}" if back.get("running") else f"{instance} is stopped"
+        return {"text": f"{back.get('reason')}: {runs}.", "failed": False, "reason": None}
+    anew = "" if restored == number else f", which is generation {restored} anew"
+    if str(back.get("action", "")).startswith("would_"):
+        text = f"{instance}: generation {restored} would come back as generation {number}"
+    elif back.get("verified"):
+        text = f"{instance} runs generation {number}, which is accepted, as before"
+    else:
+        text = f"{instance} runs generation {number}{anew}, and is accepted by suite smoke"
+    return {"text": f"{text}.", "failed": False, "reason": None}
+
+
+def unknown_instances(names: Any, hostvars: Mapping[str, Any], hosts: Iterable[str]) -> list[str]:
+    """Those of *names* that vllm_instances of none of the *hosts* has, sorted."""
+    if isinstance(names, str) or not isinstance(names, (list, tuple)):
+        return [str(names)]
+    known: set[str] = set()
+    for host in hosts:
+        try:
+            declared = hostvars[host].get("vllm_instances")
+        except AnsibleError:
+            # One host's broken variable is told where that host is worked on.
+            continue
+        known.update(declared if isinstance(declared, Mapping) else ())
+    return sorted(str(name) for name in names if name not in known)
+
+
 def acceptance_line(acceptance: Mapping[str, Any]) -> str:
     """One line: the verdict and how many checks stand behind it."""
     if acceptance["verdict"] is None:
@@ -147,5 +210,7 @@ class FilterModule:
             "environment_fingerprint": environment_fingerprint,
             "facts_environment": facts_environment,
             "managed_instances": managed_instances,
+            "rollback_story": rollback_story,
+            "unknown_instances": unknown_instances,
             "unmanaged_instances": unmanaged_instances,
         }

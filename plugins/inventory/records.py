@@ -16,6 +16,8 @@ description:
   - C(socle_state.instances.<name>) has C(accepted), C(accepted_at), C(verdict), C(fingerprint), C(generation),
     C(acceptance) (C(passed), C(failed), C(skipped), C(failed_checks)), C(benchmark) by workload, C(capacity),
     C(environment) and C(drift), a list of C(item), C(expected), C(found).
+  - Each host also has C(socle_calibrations), what starts taught about the memory of GPUs, its own first, for
+    M(socle.inference.vllm_plan).
   - An instance is accepted when the newest acceptance of the launch that was deployed last is good. A host is in
     C(accepted) when all of its instances are, in C(unaccepted) when one is not, and in neither without records.
   - It creates no host. Measured values are data, and never templates.
@@ -43,7 +45,12 @@ from typing import Any
 from ansible.plugins.inventory import BaseInventoryPlugin
 from ansible_collections.socle.inference.plugins.module_utils._records.controller import STATE_FOLDER, records_root
 from ansible_collections.socle.inference.plugins.module_utils._records.files import read_tree, summarise
-from ansible_collections.socle.inference.plugins.module_utils._records.state import groups_of, host_state
+from ansible_collections.socle.inference.plugins.module_utils._records.state import (
+    calibrations_of,
+    distinct_calibrations,
+    groups_of,
+    host_state,
+)
 
 GROUPS = ("accepted", "unaccepted", "drifted")
 ENDINGS = ("_records.yml", "_records.yaml", ".socle.yml", ".socle.yaml")
@@ -68,13 +75,20 @@ class InventoryModule(BaseInventoryPlugin):
             root = records_root(host.vars.get("inventory_dir"))
             if root is not None:
                 hosts_of.setdefault(root, []).append(name)
+        measured: dict[str, list[dict[str, Any]]] = {}
         for root, hosts in hosts_of.items():
             tree, skipped = read_tree(root, hosts, newest=self.get_option("newest"))
             for name, records in sorted(tree.items()):
                 state = host_state(records)
                 inventory.set_variable(name, "socle_state", state)
+                measured[name] = calibrations_of(records)
                 for group in groups_of(state):
                     inventory.add_child(group, name)
             warning = summarise(skipped, str(root))
             if warning:
                 self.display.warning(warning)
+        shared = distinct_calibrations(content for own in measured.values() for content in own)
+        inventory.set_variable("all", "socle_calibrations", shared)
+        for name, own in measured.items():
+            if own:
+                inventory.set_variable(name, "socle_calibrations", distinct_calibrations([*own, *shared]))

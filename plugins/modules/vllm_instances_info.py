@@ -66,6 +66,16 @@ instances:
     engine:
       description: Container engine of the current generation, V(podman) or V(docker).
       type: str
+    restores:
+      description: Number of the generation that the current one brought back, or null.
+      type: int
+      version_added: 0.2.0
+    overrides:
+      description:
+        - What of the current launch only the run asked for that made it, as C(flags), C(env) and C(image); the next
+          deployment takes it back.
+      type: dict
+      version_added: 0.2.0
     plan:
       description: The sealed plan of the current generation.
       type: dict

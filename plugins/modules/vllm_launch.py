@@ -23,6 +23,12 @@ description:
     lists them. In check mode that is a warning.
   - Where a start has systemd read its units anew while Docker containers of NVIDIA's legacy hook run, which lose their
     GPUs by that, a warning names them.
+  - What runs is stopped before it is replaced. An engine with C(--shutdown-timeout) then takes no new request and has
+    that long for those that it has; for any other the module waits up to O(idle_s) for a moment without requests. The
+    weights of another model are read into the page cache meanwhile.
+  - Before it starts, the memory of the instance's GPUs must be free, as far as C(--gpu-memory-utilization) asks for it.
+    What others hold is told, by process, program and unit or container, before anything is stopped; the memory of the
+    instance's own former engine has 60 s to become free.
   - A launch that failed before is not started again without O(retry). Where it runs all the same, it is left as it is,
     with a warning.
 author:
@@ -60,6 +66,21 @@ options:
     description: Whether to start again what failed before with the same launch fingerprint.
     type: bool
     default: false
+  restart:
+    description: Whether to start anew also what runs already by this plan.
+    type: bool
+    default: false
+    version_added: 0.2.0
+  idle_s:
+    description:
+      - How many seconds to wait, before an engine without C(--shutdown-timeout) is stopped, for a moment in which it
+        has no request.
+    type: int
+    default: 30
+    version_added: 0.2.0
+  progress_path:
+    description: Internal; set by the action plugin.
+    type: path
   mark:
     description: Note that a generation was accepted or failed, instead of starting or stopping anything.
     type: str
@@ -127,17 +148,25 @@ argv_changes:
   description: Flags that were added to and removed from the engine's command line.
   returned: when started
   type: dict
+drain:
+  description:
+    - What the end of the engine before took, or null where none was stopped. C(waited_s) for a moment without requests,
+      C(requests) that it still had (null where it did not answer), C(stop_s), C(memory_s) until the memory of the GPUs
+      was free, C(warmed_bytes) of weights that were asked into the page cache.
+  returned: when started
+  type: dict
 """
 
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.socle.inference.plugins.module_utils._driver.users import reload_victims
-from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend, other_backends
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, current_plan, unit_diff
+from ansible_collections.socle.inference.plugins.module_utils._engine.generations import current_plan
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_launcher import host_launcher
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
 def main() -> None:
@@ -149,39 +178,26 @@ def main() -> None:
             "engine": {"type": "str", "choices": ["podman", "docker"]},
             "facts": {"type": "dict"},
             "retry": {"type": "bool", "default": False},
+            "restart": {"type": "bool", "default": False},
+            "idle_s": {"type": "int", "default": 30},
             "mark": {"type": "str", "choices": ["accepted", "failed"]},
             "generation": {"type": "int"},
             "reason": {"type": "str"},
             "state_dir": {"type": "path", "default": "/var/lib/socle"},
+            "progress_path": {"type": "path"},
         },
         required_one_of=[("instance", "plan")],
         supports_check_mode=True,
     )
     params = module.params
     instance = params["instance"] or params["plan"].get("instance") or ""
-    instances_dir = Path(params["state_dir"]) / "instances"
-    facts = params["facts"] or {}
-
-    def ask(argv):
-        try:
-            done = run(argv)
-        except SocleError:
-            return None
-        return done.returncode, done.stdout, done.stderr
-
-    def victims():
-        toolkit = (facts.get("toolkit") or {}).get("version")
-        return reload_victims(ask, Path("/"), toolkit) if facts.get("gpus") else ()
-
+    state_dir = Path(params["state_dir"])
     try:
-        engine = params["engine"] or engine_of(params["plan"] or current_plan(instances_dir, instance, Files()))
-        launcher = Launcher(
-            make_backend(engine, run, Path(params["state_dir"])),
-            instances_dir,
-            Files(),
-            others=other_backends(engine, run, Path(params["state_dir"])),
-            facts=params["facts"],
-            reload_victims=victims,
+        engine = params["engine"] or engine_of(
+            params["plan"] or current_plan(state_dir / "instances", instance, Files())
+        )
+        launcher = host_launcher(
+            engine, state_dir, params["facts"], params["idle_s"], Progress(params["progress_path"])
         )
         if params["mark"]:
             result = launcher.mark(
@@ -192,7 +208,9 @@ def main() -> None:
         elif params["plan"] is None:
             module.fail_json(msg=f"Cannot start {instance}: no plan was given; give the sealed plan as 'plan'.")
         else:
-            result = launcher.start(params["plan"], retry=params["retry"], check=module.check_mode)
+            result = launcher.start(
+                params["plan"], retry=params["retry"], check=module.check_mode, restart=params["restart"]
+            )
     except SocleError as error:
         module.fail_json(msg=str(error), **error.fields)
     before, after = result.pop("unit_before", ""), result.pop("unit_after", "")

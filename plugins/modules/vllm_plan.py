@@ -13,9 +13,14 @@ description:
   - Merges model facts, host class, serving profile and the inventory's flag variables into one plan for each
     instance of a host, and refuses what cannot run before anything on the host is touched. Every flag of a plan
     carries its origin and its evidence.
+  - Compares flags and variables with what the version of the engine takes, calculates what GPU memory will hold, and
+    asks rules about combinations that cannot start, answer wrongly, run slowly or stand open. What these find is in
+    C(findings) of a plan, each with its id. An error refuses, a warning is in C(warnings) as well.
   - All errors of one call are reported together in RV(errors).
   - With O(seal), adds to one plan what was fetched for it (image digest, model content) and computes its
     fingerprints.
+  - A plan whose profile reproduces a described deployment says in C(document) which one, and in C(changes) where it
+    departs from it, with the reason of each.
   - Runs on the controller only; the host is not contacted.
 extends_documentation_fragment:
   - socle.inference.attributes
@@ -28,18 +33,18 @@ attributes:
 options:
   instances:
     description:
-      - The instances of the host by name, usually the variable C(vllm_instances).
+      - The instances of the host by name. Without it, the variable C(vllm_instances).
       - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags),
-        C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template) and C(slo).
+        C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template),
+        C(effort_aliases) and C(slo).
       - The value of C(api_key) never enters a plan, a result or a message. Only the fact that there is one does.
       - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the
         controller, absolute or relative to the inventory folder.
     type: dict
-    default: {}
   host_class:
     description:
-      - Name of the host class. Without it, the group of the host that has the name of a known class, else the class
-        that has the PCI ids of the GPUs in O(facts), or C(cpu) without GPUs.
+      - Name of the host class. Without it, the variable C(host_class), else the group of the host that has the name
+        of a known class, else the class that has the PCI ids of the GPUs in O(facts), or C(cpu) without GPUs.
       - A class whose family is not that of the hardware is refused.
     type: str
   facts:
@@ -54,27 +59,26 @@ options:
       that are not there yet.
     type: path
   layers:
-    description: The flag variables of the inventory, weakest first.
+    description: The flag variables of the inventory, weakest first. Without it, the variables that are named below.
     type: dict
-    default: {}
     suboptions:
       class:
-        description: Flags for a host class, usually the variable C(vllm_flags_class).
+        description: Flags for a host class, the variable C(vllm_flags_class).
         type: dict
       promoted:
         description:
-          - Promoted settings, usually the variable C(vllm_flags_promoted), by C(<model>--<host class>/<profile>),
+          - Promoted settings, the variable C(vllm_flags_promoted), by C(<model>--<host class>/<profile>),
             each with C(flags), C(env), C(image) and C(evidence).
         type: dict
       group:
-        description: Flags for any other group, usually the variable C(vllm_flags_group).
+        description: Flags for any other group, the variable C(vllm_flags_group).
         type: dict
       host:
-        description: Flags for one host, usually the variable C(vllm_flags_host).
+        description: Flags for one host, the variable C(vllm_flags_host).
         type: dict
   variant:
-    description: The strongest layer of all, a variant of an experiment, with C(name), C(profile), C(flags), C(env)
-      and C(image).
+    description: The strongest layer of all, a variant of an experiment or what only one run asks for, with C(name),
+      C(profile), C(flags), C(env), C(image), and C(instances), the names of those that it is for where not for all.
     type: dict
   data_path:
     description:
@@ -83,13 +87,38 @@ options:
     type: list
     elements: path
   state_dir:
-    description: The folder of the host that holds caches and chat templates.
+    description: The folder of the host that holds caches and chat templates. Without it, the variable
+      C(socle_state_dir), else C(/var/lib/socle).
     type: path
-    default: /var/lib/socle
   address:
     description: The IP address to listen on for instances whose C(expose) is C(address). Without it, the variable
       C(ansible_host).
     type: str
+  rules_ignored:
+    description:
+      - Ids of findings that are passed over, each with the reason. Without it, the variable C(vllm_rules_ignored).
+      - An error then is a warning, a warning a note, and both tell the reason.
+    type: dict
+    version_added: 0.2.0
+  calibrations:
+    description:
+      - What earlier starts taught about memory, the host's own first, as the inventory plugin
+        P(socle.inference.records#inventory) gives it in the variable C(socle_calibrations), which is taken without
+        this option. Starts on another host class count for nothing.
+    type: list
+    elements: dict
+    version_added: 0.2.0
+  show:
+    description: Prints RV(table) as M(socle.inference.show) does, and returns no plans.
+    type: bool
+    default: false
+    version_added: 0.2.0
+  notes:
+    description:
+      - Shows notes in RV(table) instead of counting them. Without it, the variable C(socle_notes). With C(-v) they are
+        always shown.
+    type: bool
+    version_added: 0.2.0
   seal:
     description: A plan to seal, and what was fetched for it. Excludes all other options.
     type: dict
@@ -108,7 +137,12 @@ options:
         description: Folder of the model on the host.
         type: str
       chat_template_digest:
-        description: Digest of the chat template on the host; it must be the one that was planned.
+        description:
+          - Digest of the chat template on the host; it must be the one that was planned, unless the plan has
+            C(chat_template_overlay).
+        type: str
+      chat_template_path:
+        description: Where the chat template lies on the host that was made for a plan with C(chat_template_overlay).
         type: str
       secrets_hmac:
         description: Keyed digest of the secrets on the host, C(hmac-sha256:...).
@@ -161,8 +195,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plans:
-  description: One plan for each instance, by name. Empty when there are no instances.
-  returned: success, without O(seal)
+  description:
+    - One plan for each instance, by name. Empty when there are no instances.
+    - C(capacity) is what memory will hold, with null for what is not known; C(findings) is a list of C(id),
+      C(severity), C(sentence), C(remedy), C(evidence) and C(subject).
+  returned: success, without O(seal) and O(show)
   type: dict
   sample:
     chat:
@@ -173,14 +210,20 @@ plans:
       profile: default
       argv: [/models/SmolLM2-135M-Instruct, --host, 127.0.0.1, --port, "8000"]
       sealed: false
+table:
+  description:
+    - What M(socle.inference.show) prints of RV(plans), as one text; for each plan what
+      P(socle.inference.plan_table#filter) says.
+  returned: success, without O(seal) and O(show)
+  type: str
 host_class:
   description: The host class that was used.
-  returned: success, without O(seal)
+  returned: success, without O(seal) and O(show)
   type: str
   sample: cpu
 templates:
   description: Chat templates that must lie on the host before the instances start.
-  returned: success, without O(seal)
+  returned: success, without O(seal) and O(show)
   type: list
   elements: dict
   contains:

@@ -65,6 +65,12 @@ options:
     description: Container engine that runs the instance; that of O(plan) when omitted, or V(podman).
     type: str
     choices: [podman, docker]
+  state_dir:
+    description:
+      - Folder of socle's state on the host. What earlier starts of the instance took is read from its records, and
+        shown beside what this one takes.
+    type: path
+    version_added: 0.2.0
   progress_path:
     description: Internal; set by the action plugin.
     type: path
@@ -101,6 +107,10 @@ milestones:
       instance that served already.
   returned: always
   type: dict
+phases:
+  description: Seconds that each phase of the start took, by its name (V(loading weights), V(compiling) and so on).
+  returned: always
+  type: dict
 engine_version:
   description: Version of vLLM.
   returned: when ready
@@ -131,11 +141,13 @@ unit:
   returned: always
   type: dict
 diagnosis:
-  description: C(id), C(sentence), C(remedy) and C(line) of the cause.
+  description:
+    - The cause, with C(id) and C(name) of docs/diagnosis.md, C(severity), C(sentence), C(remedy), C(line) (the message
+      that shows it, or the first error where the cause is not known) and C(evidence).
   returned: on failure with O(started=true)
   type: dict
 excerpt:
-  description: Lines of the engine's log that end with the cause, or its last lines.
+  description: Lines of the engine's log up to the cause and shortly after it, or its last lines.
   returned: on failure with O(started=true)
   type: list
   elements: str
@@ -148,6 +160,8 @@ stopped:
   returned: on failure
   type: bool
 """
+
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
@@ -171,6 +185,7 @@ def main() -> None:
             "timeout_s": {"type": "int"},
             "started": {"type": "bool", "default": True},
             "engine": {"type": "str", "choices": ["podman", "docker"]},
+            "state_dir": {"type": "path"},
             "progress_path": {"type": "path"},
         },
         required_one_of=[("instance", "plan"), ("port", "plan")],
@@ -186,6 +201,7 @@ def main() -> None:
             progress=Progress(module.params["progress_path"]),
             started=module.params["started"],
             check=module.check_mode,
+            state_dir=Path(module.params["state_dir"]) if module.params["state_dir"] else None,
         )
     except SocleError as error:
         module.fail_json(msg=str(error), started=started, finished=utc_now(), **error.fields)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,5 +34,7 @@ def play(
         timeout=timeout_s,
         check=False,
     )
-    assert "{" in done.stdout, done.stderr
-    return done, json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    # What tasks print comes first, and may have braces as well.
+    start = re.search(r"(?m)^\{$", done.stdout)
+    assert start, done.stderr
+    return done, json.loads(done.stdout[start.start() :])["plays"][0]["tasks"]

@@ -45,9 +45,10 @@ def foreign_users(run: Run, proc_root: Path, gpus: Sequence[Mapping[str, Any]], 
     for pid in _with_open_nodes(proc_root):
         names.setdefault(pid, read_text(proc_root / str(pid) / "comm").strip() or "unknown")
     # One that looks, and is gone in a moment.
-    owners = {pid: _owner(proc_root, pid) for pid, name in names.items() if name.rpartition("/")[2] != "nvidia-smi"}
+    users = [pid for pid, name in names.items() if name.rpartition("/")[2] != "nvidia-smi"]
+    owners = {pid: process_owner(proc_root, pid) for pid in users}
     if any(owner and not owner.endswith((".service", ".scope")) for owner in owners.values()):
-        containers = _container_names(run)
+        containers = container_names(run)
         owners = {pid: containers.get(owner or "", owner) for pid, owner in owners.items()}
     mine = {*stopped, *OWN_UNITS, *MONITORING_UNITS}
     return [
@@ -74,14 +75,15 @@ def _with_open_nodes(proc_root: Path) -> Iterator[int]:
                 break
 
 
-def _owner(proc_root: Path, pid: int) -> str | None:
+def process_owner(proc_root: Path, pid: int) -> str | None:
     """The unit or scope of a process, or the id of its Docker container."""
     text = read_text(proc_root / str(pid) / "cgroup")
     docker = _DOCKER_ID.search(text)
     return docker.group(1) if docker else cgroup_owner(text)
 
 
-def _container_names(run: Run) -> dict[str, str]:
+def container_names(run: Run) -> dict[str, str]:
+    """Names of the running Docker containers by their ids."""
     answer = run(["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"])
     return dict(line.split(None, 1) for line in (answer[1] if answer else "").splitlines() if " " in line)
 

@@ -23,6 +23,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 RUNNING = ("active", "activating", "reloading")
 
+STOP_S = 300.0
+"""How long a stop may take: longer than the limit in the unit, after which systemd kills."""
+
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"
     "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
@@ -168,6 +171,10 @@ class Backend(ABC):
     # The engine's part
 
     @abstractmethod
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        """Run the engine's own client."""
+
+    @abstractmethod
     def unit_file(self, instance: str) -> Path:
         """Where the file that defines the service is installed."""
 
@@ -215,6 +222,26 @@ class Backend(ABC):
     def cdi_dirs(self) -> list[Path]:
         """Where the engine looks for specifications of devices; none where it was told not to look."""
 
+    def run_program(
+        self, image: str, words: Sequence[str], *, name: str, input_text: str, timeout_s: float
+    ) -> Completed[str]:
+        """Run a program of an image that is present, in a container *name* without a network of which nothing stays."""
+        options = ["--rm", "--interactive", "--network=none", "--pull=never", f"--name={name}"]
+        try:
+            return self._ask(
+                "run",
+                *options,
+                f"--entrypoint={words[0]}",
+                image,
+                *words[1:],
+                input_text=input_text,
+                timeout_s=timeout_s,
+            )
+        except BaseException:
+            # Giving up on the client leaves what it started.
+            self._ask("rm", "--force", name)
+            raise
+
     def enable(self, instance: str) -> None:  # noqa: B027 - units of a generator have nothing to enable
         """Let the unit start at boot."""
 
@@ -227,8 +254,11 @@ class Backend(ABC):
         """Name of the systemd service."""
         return f"vllm-{check_name(instance)}.service"
 
-    def _systemctl(self, *argv: str, timeout_s: float = 60.0) -> Completed[str]:
-        done = self._runner(["systemctl", *argv], timeout_s=timeout_s)
+    def _systemctl(
+        self, *argv: str, timeout_s: float = 60.0, on_wait: Callable[[], None] | None = None
+    ) -> Completed[str]:
+        on_line = None if on_wait is None else lambda _line: on_wait()
+        done = self._runner(["systemctl", *argv], timeout_s=timeout_s, on_line=on_line)
         if done.returncode != 0:
             words = [word for word in argv if not word.startswith("--")]
             reason = " ".join(done.stderr.split()).rstrip(".") or f"exit status {done.returncode}"
@@ -250,9 +280,9 @@ class Backend(ABC):
         self._runner(["systemctl", "reset-failed", self.service(instance)])
         self._systemctl("restart", "--no-block", self.service(instance))
 
-    def stop(self, instance: str) -> None:
-        """Stop the unit and wait for it."""
-        self._systemctl("stop", self.service(instance), timeout_s=300.0)
+    def stop(self, instance: str, timeout_s: float = STOP_S, on_wait: Callable[[], None] | None = None) -> None:
+        """Stop the unit and wait for it; *on_wait* is called about once a second meanwhile."""
+        self._systemctl("stop", self.service(instance), timeout_s=timeout_s, on_wait=on_wait)
 
     def states(self, instances: Iterable[str]) -> dict[str, UnitState]:
         """Unit state by instance; an unknown unit is inactive."""
@@ -279,3 +309,17 @@ class Backend(ABC):
         done = self._runner(argv)
         lines, last = parse_journal(done.stdout)
         return [line for line in lines if line.monotonic_us >= since_us], last or cursor
+
+    def kernel_log(self, since_us: int) -> list[str]:
+        """The kernel's messages from the monotonic time *since_us* on; none where the host does not show them."""
+        age_s = time.monotonic() - since_us / 1e6
+        since = f"--since=@{int(time.time() - age_s) - 5}"
+        done = self._runner(["journalctl", "--dmesg", "--no-pager", "--quiet", "-o", "json", since])
+        lines, _last = parse_journal(done.stdout) if done.returncode == 0 else ([], None)
+        return [line.text for line in lines if line.monotonic_us >= since_us]
+
+    def oom_killed(self, instance: str) -> bool | None:
+        """Whether the container engine saw the kernel kill in the container; None where there is no container."""
+        name = f"vllm-{check_name(instance)}"
+        done = self._ask("container", "inspect", "--format", "{{.State.OOMKilled}}", name)
+        return done.stdout.strip() == "true" if done.returncode == 0 else None

@@ -122,7 +122,7 @@ def run_words(
     words.append(f"--shm-size={int(plan.get('shm_size_bytes') or unit.SHM_SIZE_BYTES)}")
     # systemd's journal has the output already.
     words.append("--log-driver=none")
-    words.append(f"--stop-timeout={unit.STOP_TIMEOUT_S}")
+    words.append(f"--stop-timeout={unit.stop_timeout_s(plan)}")
     words += [f"--label={label}" for label in unit.labels(plan)]
     devices = unit.cdi_devices(plan)
     words += [f"--device={device}" for device in devices]
@@ -178,7 +178,7 @@ def render(
         ("ExecStart", f"{docker} run \\\n    {words}"),
         # The unit is "activating" until this returns, within TimeoutStartSec.
         ("ExecStartPost", f"/bin/sh -c {quote(readiness_command(plan, docker))}"),
-        ("ExecStop", _quietly(f"{docker} stop -t {unit.STOP_TIMEOUT_S} {name}")),
+        ("ExecStop", _quietly(f"{docker} stop -t {unit.stop_timeout_s(plan)} {name}")),
         # ExecStop is not run for a client that died.
         ("ExecStopPost", _quietly(f"{docker} rm -f {name}")),
         ("KillMode", "mixed"),
@@ -248,6 +248,9 @@ class DockerBackend(Backend):
         self, *argv: str, timeout_s: float = 60.0, on_line: Callable[[str], None] | None = None
     ) -> Completed[str]:
         return self._runner([self._docker_path, *argv], timeout_s=timeout_s, on_line=on_line)
+
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        return self._runner([self._docker_path, *argv], input_text=input_text, timeout_s=timeout_s)
 
     def version(self) -> Version:
         """Version of the daemon, asked once."""

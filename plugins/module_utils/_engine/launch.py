@@ -11,6 +11,9 @@ Layout, under the folder of instances::
 A launch may be killed between any two steps. What makes that safe: a generation notes "prepared" until its restart is
 about to be asked for, then "starting" with the invocation that runs at that moment, then "started". A rerun that finds
 "starting" and another invocation knows that the restart took place.
+
+What runs is stopped before its unit is replaced, so that its requests can end and the memory of its GPUs is seen to be
+free. A launch that was killed after that finds a unit that does not run, and starts the new one.
 """
 
 from __future__ import annotations
@@ -20,17 +23,28 @@ import fcntl
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
     NAME,
+    STOP_S,
     Backend,
     UnitState,
     check_name,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.drain import Drain
+from ansible_collections.socle.inference.plugins.module_utils._engine.generations import (
+    SCHEMA,
+    Generation,
+    History,
+    argv_changes,
+    overrides_of,
+    read_history,
+    way_back,
+)
+from ansible_collections.socle.inference.plugins.module_utils._engine.gpu_room import GpuRoom
 from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
@@ -42,136 +56,19 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import (
     INSTANCE_LABEL,
     MANAGED,
+    STOP_MARGIN_S,
+    image_id,
     probe_address,
+    stop_timeout_s,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.warm import start_warming
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 LOCK_TIMEOUT_S = 30
 
-SCHEMA = "socle.generation/1"
-
-UNIT_SUFFIXES = (".container", ".service")
-"""Of the unit files of all engines."""
-
-
-@dataclass
-class Generation:
-    """One plan as it was applied to the host."""
-
-    number: int
-    plan: dict[str, Any]
-    unit: str
-    state: dict[str, Any]
-
-    @property
-    def fingerprint(self) -> str | None:
-        return self.plan.get("launch_fingerprint")
-
-    @property
-    def applied(self) -> str:
-        """prepared, starting or started."""
-        return str(self.state.get("applied", "prepared"))
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.state.get("verdict") == "failed")
-
-    def describe_failure(self) -> dict[str, Any]:
-        """For a result: which generation failed, when and why."""
-        return {
-            "generation": self.number,
-            "reason": self.state.get("reason"),
-            "at": self.state.get("verdict_at"),
-        }
-
-
-@dataclass
-class History:
-    """All that is on disk about one instance."""
-
-    generations: dict[int, Generation] = field(default_factory=dict)
-    current: int | None = None
-    accepted: int | None = None
-    warnings: list[str] = field(default_factory=list)
-    highest: int = 0
-
-    def status(self, number: int) -> str:
-        """prepared, starting, started, accepted or failed."""
-        generation = self.generations[number]
-        if generation.failed:
-            return "failed"
-        return "accepted" if number == self.accepted else generation.applied
-
-
-def _link(path: Path) -> int | None:
-    try:
-        target = path.readlink()
-    except OSError:
-        return None
-    return int(target.name) if target.name.isdigit() else None
-
-
-def read_history(folder: Path, files: Files) -> History:
-    """Read what is there; anything that cannot be read is skipped with a warning, never an error."""
-    history = History()
-    name = folder.name
-    try:
-        entries = sorted((folder / "generations").iterdir(), key=lambda path: path.name)
-    except OSError:
-        entries = []
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue  # left by a launch that was killed
-        if not entry.name.isdigit():
-            history.warnings.append(f"{entry} is not a generation of {name}: ignored.")
-            continue
-        number = int(entry.name)
-        history.highest = max(history.highest, number)
-        try:
-            plan = json.loads(files.read(entry / "plan.json") or "")
-            state = json.loads(files.read(entry / "state.json") or "")
-            texts = [files.read(entry / f"vllm-{name}{suffix}") for suffix in UNIT_SUFFIXES]
-            unit = next((text for text in texts if text is not None), None)
-        except (OSError, ValueError) as error:
-            history.warnings.append(f"Generation {entry} cannot be read ({error}): ignored.")
-            continue
-        if not isinstance(plan, dict) or not isinstance(state, dict) or unit is None or state.get("schema") != SCHEMA:
-            history.warnings.append(f"Generation {entry} is incomplete or of an unknown version: ignored.")
-            continue
-        history.generations[number] = Generation(number, plan, unit, state)
-    for link in ("current", "accepted"):
-        number_or_none = _link(folder / link)
-        if number_or_none in history.generations:
-            setattr(history, link, number_or_none)
-        elif (folder / link).is_symlink():
-            history.warnings.append(f"{folder / link} points to no readable generation: ignored.")
-    return history
-
-
-def current_plan(instances_dir: Path, instance: str, files: Files) -> dict[str, Any] | None:
-    """Plan of an instance's current generation; None where there is none."""
-    history = read_history(instances_dir / check_name(instance), files)
-    return history.generations[history.current].plan if history.current is not None else None
-
 
 def _dump(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def argv_changes(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, list[str]]:
-    """Words of the command line that come or go; a flag is kept together with its value."""
-
-    def flags(plan: dict[str, Any]) -> list[str]:
-        grouped: list[str] = []
-        for word in plan.get("argv") or []:
-            if grouped and not word.startswith("--") and grouped[-1].startswith("--") and " " not in grouped[-1]:
-                grouped[-1] += f" {word}"
-            else:
-                grouped.append(str(word))
-        return grouped
-
-    old, new = flags(before or {}), flags(after)
-    return {"added": [word for word in new if word not in old], "removed": [word for word in old if word not in new]}
 
 
 class Launcher:
@@ -187,10 +84,13 @@ class Launcher:
         others: Sequence[Backend] = (),
         facts: dict[str, Any] | None = None,
         reload_victims: Callable[[], Sequence[str]] = tuple,
+        drain: Drain | None = None,
+        room: GpuRoom | None = None,
     ) -> None:
         """*others* are the backends of other engines, whose units are taken away when an instance moves to this one;
         *facts* are those of gpu_facts, for instances with GPUs; *reload_victims* names containers of others that lose
-        their GPUs when systemd reads its units anew."""
+        their GPUs when systemd reads its units anew. *drain* lets the requests of an engine end before it is stopped,
+        and *room* tells whether the GPUs have the memory; without them neither is asked for."""
         self._backend = backend
         self._dir = instances_dir
         self._files = files
@@ -199,6 +99,8 @@ class Launcher:
         self._others = others
         self._facts = facts
         self._reload_victims = reload_victims
+        self._drain = drain
+        self._room = room
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -227,8 +129,13 @@ class Launcher:
         generation.state = {**generation.state, **changes}
         self._files.write(self._state_file(instance, generation.number), _dump(generation.state))
 
-    def start(self, plan: dict[str, Any], retry: bool = False, check: bool = False) -> dict[str, Any]:
-        """Make this plan what runs; asks for at most one restart, and does not wait for it."""
+    def start(
+        self, plan: dict[str, Any], retry: bool = False, check: bool = False, restart: bool = False
+    ) -> dict[str, Any]:
+        """Make this plan what runs; asks for at most one restart, and does not wait for it.
+
+        With *restart* it is started anew also where nothing changed.
+        """
         instance = check_name(str(plan.get("instance") or ""))
         if not plan.get("sealed") and not check:
             raise EngineError(
@@ -238,19 +145,132 @@ class Launcher:
             text = self._backend.render(_printable(plan))
             self._backend.validate(instance, text)
             if check:
-                return self._start(instance, plan, text, retry, check=True)
+                return self._start(instance, plan, text, retry, check=True, restart=restart)
             with self._lock(instance):
-                return self._start(instance, plan, text, retry, check=False)
+                return self._start(instance, plan, text, retry, check=False, restart=restart)
 
-    def _start(self, instance: str, plan: dict[str, Any], text: str, retry: bool, check: bool) -> dict[str, Any]:
+    def roll_back(
+        self,
+        instance: str,
+        number: int | None = None,
+        automatic: bool = False,
+        retry: bool = False,
+        check: bool = False,
+    ) -> dict[str, Any]:
+        """Start what an earlier generation ran, by its plan and its unit as they are on disk, as a new generation.
+
+        That is generation *number*, or the accepted one. *automatic* is after a failure: see `way_back`; where nothing
+        is to come back, the result says why. A rollback that was interrupted is continued. Does not wait for the start.
+        """
+        folder = self._dir / check_name(instance)
+        with explaining(f"bring back an earlier generation of {instance}", self._dir):
+            if check:
+                return self._roll_back(instance, folder, number, automatic, retry, check=True)
+            with self._lock(instance):
+                try:
+                    return self._roll_back(instance, folder, number, automatic, retry, check=False)
+                except EngineError:
+                    if automatic:
+                        self._stop_failed(instance, folder)
+                    raise
+
+    def _stop_failed(self, instance: str, folder: Path) -> None:
+        """End what is known to be wrong and has nothing to give way to."""
+        history = read_history(folder, self._files)
+        current = history.generations.get(history.current) if history.current else None
+        if current is not None and current.failed and self._backend.state(instance).running:
+            self._backend.stop(instance)
+
+    def _roll_back(
+        self, instance: str, folder: Path, number: int | None, automatic: bool, retry: bool, check: bool
+    ) -> dict[str, Any]:
+        history = read_history(folder, self._files)
+        way = way_back(instance, history, number, automatic)
+        if way.target is None:
+            current = history.generations.get(history.current) if history.current else None
+            return {
+                "changed": False,
+                "action": "none",
+                "starting": False,
+                "generation": history.current,
+                "restores": None,
+                "reason": way.reason,
+                "verified": False,
+                "running": self._backend.state(instance).running,
+                "plan": current.plan if current else None,
+                "unit": str(self._backend.unit_file(instance)),
+                "launch_fingerprint": current.fingerprint if current else None,
+                "failed_before": None,
+                "warnings": history.warnings,
+            }
+        target = way.target
+        # What runs needs nothing more.
+        serving = target.number == history.current and self._backend.state(instance).running
+        missing = None if serving else self._missing(target)
+        if missing is not None:
+            raise missing
+        self._backend.validate(instance, target.unit)
+        result = self._start(instance, target.plan, target.unit, retry, check, restores=target.number)
+        result.update(
+            restores=target.number,
+            reason=None,
+            verified=result["action"] == "none" and result["generation"] == history.accepted,
+            running=True,
+            plan=target.plan,
+        )
+        return result
+
+    def _missing(self, target: Generation) -> EngineError | None:
+        """What a generation was made of and the host has no more."""
+        plan = target.plan
+        instance = str(plan.get("instance"))
+        attempt = f"Cannot bring back generation {target.number} of {instance}"
+        reference = str(plan.get("image"))
+        if self._backend.image(image_id(plan) or reference) is None:
+            return EngineError(
+                f"{attempt}: its image {reference} ({str(plan.get('image_digest'))[:19]}...) is not on this host any"
+                f" more; pull it with '{self._backend.name} pull {reference}' if that tag still means the same, or"
+                " choose another generation with '-e socle_generation=N'.",
+                image=reference,
+            )
+        for mount in plan.get("mounts") or []:
+            if mount["kind"] == "cache" or Path(str(mount["source"])).exists():
+                continue
+            model = plan.get("model") or {}
+            what = f"model {model.get('repo')}@{model.get('revision')}" if mount["kind"] == "model" else mount["kind"]
+            return EngineError(
+                f"{attempt}: its {str(what).replace('_', ' ')} is not on this host any more, expected"
+                f" {mount['source']}; bring it back by deploying the settings of that time, or choose another"
+                " generation with '-e socle_generation=N'.",
+                path=str(mount["source"]),
+            )
+        for secret in plan.get("secrets") or []:
+            if self._backend.secret_mark(instance, str(secret["name"])) is None:
+                return EngineError(
+                    f"{attempt}: it needs the secret {secret['name']}, which {self._backend.label} does not have any"
+                    f" more; set {secret['name']} of {instance} in vllm_instances again, or choose another generation"
+                    " with '-e socle_generation=N'.",
+                    secret=str(secret["name"]),
+                )
+        return None
+
+    def _start(
+        self,
+        instance: str,
+        plan: dict[str, Any],
+        text: str,
+        retry: bool,
+        check: bool,
+        restart: bool = False,
+        restores: int | None = None,
+    ) -> dict[str, Any]:
         backend, files, folder = self._backend, self._files, self._dir / instance
         history = read_history(folder, files)
         fingerprint = plan.get("launch_fingerprint")
         before = history.generations.get(history.current) if history.current else None
 
-        tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
-        last_try = max(tried, key=lambda item: item.number, default=None)
-        failed_before = last_try.describe_failure() if last_try and last_try.failed else None
+        failed_try = _failed_try(history, fingerprint, text, restores)
+        failed_before = failed_try.describe_failure() if failed_try else None
 
         unit_file = backend.unit_file(instance)
         installed = files.read(unit_file)
@@ -262,6 +282,7 @@ class Launcher:
         for number in (history.highest, history.current):
             item = history.generations.get(number) if number else None
             same = item is not None and item.fingerprint == fingerprint and item.unit == text
+            same = same and (restores is None or item is None or restores in (item.restores, item.number))
             # An older generation is not revived; one that never got as far as "current" is finished.
             if same and item is not None and (number == history.current or item.applied == "prepared"):
                 reuse = item
@@ -276,7 +297,12 @@ class Launcher:
         moved = [other for other in self._others if files.read(other.unit_file(instance)) is not None]
         done_before = done_before and not moved
         needed = not done_before and (
-            reuse is None or reuse.applied != "started" or installed != text or not unit.running or bool(moved)
+            restart
+            or reuse is None
+            or reuse.applied != "started"
+            or installed != text
+            or not unit.running
+            or bool(moved)
         )
         warnings = list(history.warnings)
         if failed_before and not retry:
@@ -311,6 +337,7 @@ class Launcher:
             "argv_changes": argv_changes(before.plan if before else None, plan),
             "unit_before": installed or "",
             "unit_after": text,
+            "drain": None,
             "warnings": warnings,
         }
         if check:
@@ -319,7 +346,8 @@ class Launcher:
             return result
 
         if reuse is None:
-            state = {"schema": SCHEMA, "applied": "prepared", "created_at": self._now(), "verdict": None}
+            state: dict[str, Any] = {"schema": SCHEMA, "applied": "prepared", "created_at": self._now()}
+            state.update(verdict=None, **({} if restores is None else {"restores": restores}))
             reuse = Generation(history.highest + 1, plan, text, state)
             files.make_folder(
                 folder / "generations" / str(reuse.number),
@@ -330,6 +358,7 @@ class Launcher:
             # Written before anything else changes: an interrupted run must not leave "started" behind.
             self._note(instance, reuse, **({"applied": "prepared"} if needed else {}), **forgiven)
         if needed:
+            result["drain"] = self._make_room(instance, plan, before, unit)
             for mount in plan.get("mounts") or []:
                 # Podman refuses to start a container whose mount has no source.
                 if mount["kind"] == "cache":
@@ -349,11 +378,43 @@ class Launcher:
             self._note(instance, reuse, applied="started", started_at=self._now())
         return result
 
+    def _make_room(
+        self, instance: str, plan: dict[str, Any], before: Generation | None, unit: UnitState
+    ) -> dict[str, Any] | None:
+        """End what runs, its requests first, and see the memory of the GPUs free; how long each took, in seconds."""
+        began = time.monotonic()
+        drained: dict[str, Any] = {"waited_s": 0.0, "requests": None}
+        old = before.plan if before else {}
+        runs = unit.running or unit.active == "deactivating"
+        # While the disk has nothing else to do.
+        warmer = start_warming(old, plan) if runs or plan.get("gpus") else None
+        try:
+            if runs:
+                if self._drain is not None and unit.active == "active":
+                    drained = self._drain.wait_idle(old)
+                self._end(instance, old)
+            stopped = time.monotonic()
+            if self._room is not None:
+                self._room.wait(plan)
+        finally:
+            read = warmer.end() if warmer is not None else 0
+        if not runs:
+            return None
+        return {
+            **drained,
+            "stop_s": round(stopped - began - drained["waited_s"], 1),
+            "memory_s": round(time.monotonic() - stopped, 1),
+            "warmed_bytes": read,
+        }
+
+    def _end(self, instance: str, plan: dict[str, Any]) -> None:
+        """Stop what runs by this plan, which may take as long as it drains."""
+        drain = self._drain
+        timeout_s = max(STOP_S, stop_timeout_s(plan) + 2 * STOP_MARGIN_S)
+        self._backend.stop(instance, timeout_s, (lambda: drain.tick(plan)) if drain is not None else None)
+
     def _retire(self, other: Backend, instance: str) -> None:
-        """Stop what runs by another engine's unit, and take that unit away: two of one name would hide each other."""
-        unit = other.state(instance)
-        if unit.running or unit.active == "deactivating":
-            other.stop(instance)
+        """Take another engine's unit away, of which nothing runs any more: two of one name would hide each other."""
         other.disable(instance)
         with contextlib.suppress(EngineError):  # the other engine may be gone
             other.remove_secret(instance, API_KEY)
@@ -409,6 +470,8 @@ class Launcher:
                     gpus=common,
                 )
         unfit = self._unfit(plan)
+        if unfit is None and self._room is not None:
+            unfit = self._room.obstacle(plan, self._backend.service(instance))
         if unfit:
             return unfit
         # What listens there is our own engine, unless that one does not run, or runs on another port.
@@ -494,11 +557,11 @@ class Launcher:
         foreign = self._foreign_unit(instance) if running else None
         if foreign:
             raise foreign
+        current = history.generations.get(history.current) if history.current else None
         if running and not check:
             with explaining(f"stop {instance}", self._dir), self._lock(instance):
-                self._backend.stop(instance)
+                self._end(instance, current.plan if current else {})
         action = ("would_stop" if check else "stopped") if running else "none"
-        current = history.generations.get(history.current) if history.current else None
         return {
             "changed": running,
             "action": action,
@@ -552,6 +615,19 @@ class Launcher:
         return result
 
 
+def _failed_try(history: History, fingerprint: str | None, text: str, restores: int | None) -> Generation | None:
+    """The generation by which this launch is known to fail: its newest try, also the newest by the same unit.
+
+    For a rollback to generation *restores* only earlier rollbacks to it count, and that generation itself.
+    """
+    tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
+    if restores is not None:
+        tried = [item for item in tried if restores in (item.restores, item.number)]
+    newest = max(tried, key=lambda item: item.number, default=None)
+    alike = max((item for item in tried if item.unit == text), key=lambda item: item.number, default=None)
+    return next((item for item in (newest, alike) if item is not None and item.failed), None)
+
+
 def _printable(plan: dict[str, Any]) -> dict[str, Any]:
     """An unsealed plan with a stand-in for each mount whose source is not known yet."""
     if plan.get("sealed"):
@@ -596,6 +672,8 @@ def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple
             "launch_fingerprint": current.fingerprint,
             "environment_fingerprint": current.plan.get("environment_fingerprint"),
             "engine": engine_of(current.plan),
+            "restores": current.restores,
+            "overrides": overrides_of(current.plan),
             "plan": current.plan,
             "unit_active": state.active,
             "unit_sub": state.sub,

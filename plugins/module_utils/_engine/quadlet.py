@@ -143,7 +143,7 @@ def render(plan: dict[str, Any], version: Version, limits: Sequence[str] = (), s
     add("ShmSize", str(int(plan.get("shm_size_bytes") or unit.SHM_SIZE_BYTES)))
     add("RunInit", "true")
     add("LogDriver", "journald")
-    add("StopTimeout", str(unit.STOP_TIMEOUT_S))
+    add("StopTimeout", str(unit.stop_timeout_s(plan)))
     for label in unit.labels(plan):
         add("Label", quote(label, "label"))
     devices = unit.cdi_devices(plan)
@@ -225,6 +225,9 @@ class QuadletBackend(Backend):
         on_line: Callable[[str], None] | None = None,
     ) -> Completed[str]:
         return self._runner([self._podman_path, *argv], input_text=input_text, timeout_s=timeout_s, on_line=on_line)
+
+    def _ask(self, *argv: str, input_text: str | None = None, timeout_s: float = 60.0) -> Completed[str]:
+        return self._podman(*argv, input_text=input_text, timeout_s=timeout_s)
 
     def version(self) -> Version:
         """Podman's version, asked once."""

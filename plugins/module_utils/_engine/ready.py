@@ -9,15 +9,40 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, UnitState, check_name
-from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import Diagnosis, Reader
+from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import (
+    KILLED,
+    SIGKILL_STATUS,
+    Diagnosis,
+    Reader,
+    end_of_unit,
+    killed_for_memory,
+    observed,
+)
+from ansible_collections.socle.inference.plugins.module_utils._engine.phases import (
+    GRAPHS,
+    LOADING,
+    expected_phases,
+    progress_detail,
+)
+from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import BY_NAME, Signature
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+from ansible_collections.socle.inference.plugins.module_utils._records.files import read_text
+from ansible_collections.socle.inference.plugins.module_utils._records.schema import (
+    Invalid,
+    Record,
+    parse,
+    parse_spool_name,
+    path_component,
+)
 
 POLL_S = 1.0
 CALL_TIMEOUT_S = 5.0
@@ -25,6 +50,11 @@ TOKEN_TIMEOUT_S = 120.0
 CONFIRM_S = 60.0
 LOOP_RESTARTS = 2
 EXCERPT_LINES = 12
+AFTER_LINES = 3
+"""How many lines after the cause an excerpt shows: messages of pydantic go on below their first line."""
+
+NEWEST_RECORDS = 20
+"""How many records of earlier deployments are read at most."""
 
 Answer = tuple[int, bytes]
 """HTTP status (0: no connection or no answer in time) and body."""
@@ -91,7 +121,10 @@ def parse_cache_info(metrics: bytes) -> dict[str, int | None]:
 
 
 class Waiter:
-    """Watches one instance from its unit's start to its first token."""
+    """Watches one instance from its unit's start to its first token.
+
+    *expected* are seconds by phase (phases.expected_phases), *size_bytes* is the size of the model's weights.
+    """
 
     def __init__(
         self,
@@ -102,6 +135,8 @@ class Waiter:
         served_names: list[str] | None = None,
         timeout_s: float = 1800.0,
         started: bool = True,
+        expected: Mapping[str, float] | None = None,
+        size_bytes: int | None = None,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -114,13 +149,17 @@ class Waiter:
         self._timeout_s = timeout_s
         self._started = started
         self._token_timeout_s = TOKEN_TIMEOUT_S if started else CONFIRM_S
+        self._expected = expected or {}
+        self._size_bytes = size_bytes
         self._progress = progress or Progress()
         self._clock = clock
         self._sleep = sleep
         self._reader = Reader()
         self._tail: deque[str] = deque(maxlen=EXCERPT_LINES)
+        self._after = 0
         self._cursor: str | None = None
         self._since_us: int | None = None
+        self._phase_seen = (self._reader.phases.phase, clock())
         self._models: list[dict[str, Any]] = []
 
     def look(self) -> dict[str, Any]:
@@ -152,8 +191,9 @@ class Waiter:
                 lack = self._answer_lack()
                 if lack is not None and lack.final:
                     self._read_journal()
-                    self._fail(Diagnosis(lack.id, f"it {lack.sentence}", lack.remedy), unit)
+                    self._fail(replace(observed(lack.id), sentence=f"it {lack.sentence}", remedy=lack.remedy), unit)
                 if lack is None:
+                    self._refuse_half_served(unit)
                     if self._up(unit) and self._same(unit):
                         return self._facts(unit, waited_s=self._clock() - began)
                     token_shown = True
@@ -165,22 +205,19 @@ class Waiter:
                 self._fail(self._reader.fatal, unit)
             if settled and not unit.running:
                 self._read_journal()
-                self._fail(self._reader.fatal or self._gone(unit), unit)
+                self._fail(self._reader.conclude(self._gone(unit)), unit)
+            if settled and self._gave_up(unit):
+                self._fail(self._reader.conclude(self._gone(unit)), unit)
             if settled:
                 if first_restarts is None or unit.restarts < first_restarts:
                     first_restarts = unit.restarts
                 if unit.restarts - first_restarts >= LOOP_RESTARTS:
-                    self._fail(self._loop(unit.restarts - first_restarts), unit)
+                    loop = observed("restart_loop", unit.restarts - first_restarts, line=self._last_line())
+                    self._fail(self._reader.conclude(loop), unit)
             waited = self._clock() - began
             if waited >= self._timeout_s:
                 self._fail(self._late(waited), unit)
-            self._progress.update(
-                phase=self._reader.phase if not token_shown else "waiting for the health check",
-                done=self._reader.done,
-                total=self._reader.total,
-                unit="shards" if self._reader.total else None,
-                detail=f"of at most {self._timeout_s:.0f} s",
-            )
+            self._show("waiting for the health check" if token_shown else self._reader.phases.phase)
             self._sleep(0.25 if waited < 2 or token_shown else POLL_S)
 
     def _confirm(self) -> dict[str, Any]:
@@ -294,7 +331,8 @@ class Waiter:
             "ready": True,
             "ready_s": ready_s,
             "waited_s": round(waited_s, 1),
-            "milestones": self._reader.milestones,
+            "milestones": self._reader.phases.milestones,
+            "phases": self._reader.phases.took_s,
             "engine_version": version.get("version") if isinstance(version, dict) else None,
             "models": self._models,
             "max_model_len": self._models[0]["max_model_len"],
@@ -307,42 +345,71 @@ class Waiter:
             return
         lines, self._cursor = self._backend.follow(self._instance, self._since_us, self._cursor)
         for line in lines:
-            if self._reader.fatal is None or len(self._tail) < EXCERPT_LINES:
+            if self._reader.fatal is not None:
+                self._after += 1
+            if self._after <= AFTER_LINES or len(self._tail) < EXCERPT_LINES:
                 self._tail.append(line.text)
             self._reader.feed(line.text, (line.monotonic_us - self._since_us) / 1e6)
 
-    def _error_line(self) -> str | None:
-        return self._reader.first_error or (self._tail[-1] if self._tail else None)
+    def _show(self, phase: str) -> None:
+        """Progress: the phase, what of it is done, and how long it was expected to take."""
+        now = self._clock()
+        if phase != self._phase_seen[0]:
+            self._phase_seen = (phase, now)
+        phases = self._reader.phases
+        done, total, unit = phases.done, phases.total, None
+        if done is not None and total:
+            unit = {LOADING: "shards", GRAPHS: "graphs"}.get(phase)
+            if phase == LOADING and self._size_bytes:
+                done, total, unit = self._size_bytes * done // total, self._size_bytes, "B"
+        detail = progress_detail(phase, now - self._phase_seen[1], self._expected, self._timeout_s)
+        self._progress.update(phase=phase, done=done, total=total, unit=unit, detail=detail)
+
+    def _last_line(self) -> str | None:
+        return self._tail[-1] if self._tail else None
+
+    def _refuse_half_served(self, unit: UnitState) -> None:
+        """Fail where an engine that was followed answers, and said on the way that a part of it does not work."""
+        self._read_journal()
+        fatal = self._reader.fatal
+        cause = BY_NAME[fatal.name] if fatal else None
+        if fatal is not None and isinstance(cause, Signature) and cause.serves:
+            self._fail(fatal, unit)
+
+    def _gave_up(self, unit: UnitState) -> bool:
+        """Whether the engine ended for a reason that the next start would meet again."""
+        if not unit.sub.startswith("auto-restart") or unit.job_pending:
+            return False
+        killed = unit.result == "oom-kill" or unit.exit_status in SIGKILL_STATUS
+        return killed or self._reader.probable is not None or self._reader.unexplained
 
     def _gone(self, unit: UnitState) -> Diagnosis:
-        if unit.active == "inactive" and unit.result == "success":
-            sentence = "the unit was stopped, or the engine ended by itself"
-        elif unit.result == "timeout":
-            sentence = "systemd gave up waiting for its health check (TimeoutStartSec)"
-        elif unit.result == "start-limit-hit":
-            sentence = "it failed so often that systemd does not start it any more"
-        else:
-            sentence = f"it ended with status {unit.exit_status} ({unit.result})"
-        return Diagnosis("unit_failed", sentence, "The excerpt shows its last lines.", self._error_line())
-
-    def _loop(self, count: int) -> Diagnosis:
-        return Diagnosis(
-            "restart_loop",
-            f"it ends soon after each start ({count} restarts while waiting)",
-            "The excerpt shows its last lines.",
-            self._error_line(),
-        )
+        """Why the unit is not up any more, as far as systemd tells."""
+        return replace(end_of_unit(unit.active, unit.result, unit.exit_status), line=self._last_line())
 
     def _late(self, waited_s: float) -> Diagnosis:
-        return Diagnosis(
-            "timeout",
-            f"it does not serve after {waited_s:.0f} s, last seen at '{self._reader.phase}'",
-            "If it is only slow (cold disks, first compilation), raise start_timeout_s; else the excerpt shows where"
-            " it hangs.",
-            self._error_line(),
-        )
+        hint = self._reader.hint
+        phase = self._reader.phases.phase
+        found = observed("timeout", f"{waited_s:.0f}", phase, line=self._reader.first_error or self._last_line())
+        # A hint explains a wait without an end; an error on the way explains it better.
+        if hint is not None and self._reader.first_error is None:
+            found = replace(
+                found, remedy=f"{hint.sentence[0].upper()}{hint.sentence[1:]}: {hint.remedy}", line=hint.line
+            )
+        return found
+
+    def _explained(self, diagnosis: Diagnosis) -> Diagnosis:
+        """*diagnosis*, or why the process was killed where somebody knows; before the container is gone."""
+        if diagnosis.name not in KILLED:
+            return diagnosis
+        try:
+            kernel = self._backend.kernel_log(self._since_us) if self._since_us else []
+            return killed_for_memory(diagnosis, kernel, self._backend.oom_killed(self._instance))
+        except EngineError:
+            return diagnosis
 
     def _fail(self, diagnosis: Diagnosis, unit: UnitState) -> NoReturn:
+        diagnosis = self._explained(diagnosis)
         # Else it would hold its GPUs, or start again and again, as a generation that counts as failed.
         try:
             self._backend.stop(self._instance)
@@ -351,13 +418,46 @@ class Waiter:
             stopped = False
         line = f": {diagnosis.line}" if diagnosis.line else ""
         raise EngineError(
-            f"{self._service} did not become ready, {diagnosis.sentence}{line} - {diagnosis.remedy}",
+            f"{self._service} did not become ready, {diagnosis.sentence}{line} - {diagnosis.remedy} ({diagnosis.id})",
             diagnosis=diagnosis.as_dict(),
             excerpt=list(self._tail),
-            milestones=self._reader.milestones,
+            milestones=self._reader.phases.milestones,
+            phases=self._reader.phases.took_s,
             unit=unit.as_dict(),
             stopped=stopped,
         )
+
+
+def weights_bytes(plan: Mapping[str, Any]) -> int | None:
+    """Size of the weights in the model's folder on this host; None where the plan mounts none or it has none."""
+    source = next((mount.get("source") for mount in plan.get("mounts") or [] if mount.get("kind") == "model"), None)
+    if not source:
+        return None
+    try:
+        return sum(path.stat().st_size for path in Path(source).glob("*.safetensors")) or None
+    except OSError:
+        return None
+
+
+def earlier_records(state_dir: Path, instance: str) -> list[Record]:
+    """The newest records of this instance's deployments that the host keeps; what cannot be read is left out."""
+    try:
+        names = sorted((path.name for path in (state_dir / "records").iterdir()), reverse=True)
+    except OSError:
+        return []
+    wanted = path_component(instance)
+    records = []
+    for name in names:
+        said = parse_spool_name(name)
+        if said is None or said.kind != "deploy" or said.instance != wanted:
+            continue
+        try:
+            records.append(parse(read_text(state_dir / "records" / name)))
+        except Invalid:
+            continue
+        if len(records) == NEWEST_RECORDS:
+            break
+    return records
 
 
 def await_instance(
@@ -369,8 +469,12 @@ def await_instance(
     progress: Progress,
     started: bool = True,
     check: bool = False,
+    state_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Facts of the instance that a plan, or what is *given* in its place, describes; see Waiter."""
+    """Facts of the instance that a plan, or what is *given* in its place, describes; see Waiter.
+
+    What earlier starts took is read from the records below *state_dir*.
+    """
     plan = plan or {}
     instance = check_name(str(given.get("instance") or plan.get("instance") or ""))
     if plan.get("api_key_required") and not api_key:
@@ -386,6 +490,10 @@ def await_instance(
         served_names=given.get("served_names") or plan.get("served_names"),
         timeout_s=float(given.get("timeout_s") or plan.get("start_timeout_s") or START_TIMEOUT_S),
         started=started,
+        expected=expected_phases(earlier_records(state_dir, instance), plan.get("launch_fingerprint"))
+        if state_dir and started
+        else None,
+        size_bytes=weights_bytes(plan) if started else None,
         progress=progress,
     )
     return waiter.look() if check else waiter.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,22 @@ def export_secrets(targets: Iterable[str]) -> str:
     return "; ".join([*exports, f'exec {ENTRYPOINT} "$@"'])
 
 
+def shutdown_timeout_s(plan: Mapping[str, Any]) -> int:
+    """Seconds that the engine gives its requests once it was asked to end; 0 where it aborts them."""
+    argv = plan.get("argv") or []
+    for index, word in enumerate(argv):
+        flag, equals, value = str(word).partition("=")
+        if flag == "--shutdown-timeout":
+            text = value if equals else str(argv[index + 1]) if index + 1 < len(argv) else ""
+            return int(text) if text.isdigit() else 0
+    return 0
+
+
+def stop_timeout_s(plan: Mapping[str, Any]) -> int:
+    """Seconds after which an engine that was asked to end is killed: longer than it may drain."""
+    return max(STOP_TIMEOUT_S, shutdown_timeout_s(plan) + STOP_MARGIN_S)
+
+
 def start_timeout_s(plan: dict[str, Any]) -> int:
     """Seconds that a start may take."""
     return int(plan.get("start_timeout_s") or START_TIMEOUT_S)
@@ -253,7 +269,7 @@ def service_entries(plan: dict[str, Any]) -> Entries:
         ("RestartSec", str(RESTART_SEC)),
         ("RestartPreventExitStatus", "2"),
         ("TimeoutStartSec", str(start_timeout_s(plan))),
-        ("TimeoutStopSec", str(STOP_TIMEOUT_S + STOP_MARGIN_S)),
+        ("TimeoutStopSec", str(stop_timeout_s(plan) + STOP_MARGIN_S)),
     ]
 
 

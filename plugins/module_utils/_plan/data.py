@@ -7,21 +7,29 @@ Reading is injected: a Reader lists and reads documents by folder and name. Priv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
+from ansible_collections.socle.inference.plugins.module_utils._plan.models import MODEL, Model, check_model, model_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.texts import (
+    NAME,
+    class_text,
+    evidence_map,
+    image_text,
+    name_text,
+    slo_map,
+    version_text,
+)
 
 CLASSES = "profiles/host_classes"
 MODELS = "profiles/models"
 SERVING = "profiles/serving"
 ENGINE = "profiles"
-
-CAPABILITIES = ("chat", "tools", "thinking", "vision")
 
 GPU_KEYS = (
     "family",
@@ -39,17 +47,6 @@ GPU_KEYS = (
 
 LINKS = ("nvlink", "nvlink_optional", "pcie")
 """How the GPUs of a class reach each other: always by NVLink, by NVLink where there are bridges, never by NVLink."""
-
-_NAME = r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
-_CLASS_NAME = r"[a-z0-9]([a-z0-9_]*[a-z0-9])?"
-_IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"
-
-name_text = schema.text(_NAME, "a name of lower-case letters, digits, dots and dashes")
-class_text = schema.text(_CLASS_NAME, "a name of lower-case letters, digits and underscores")
-image_text = schema.text(_IMAGE, "an image reference without spaces")
-served_text = schema.text(r"[A-Za-z0-9./_][A-Za-z0-9._:/+@-]*", "a name without spaces")
-slo_map = schema.map_of(schema.number(), r"[a-z][a-z0-9_]*", "lower-case words joined by underscores")
-evidence_map = schema.map_of(schema.record({"value": schema.anything(), "source": schema.text()}, ["source"]))
 
 
 class Reader(Protocol):
@@ -90,23 +87,6 @@ class HostClass:
 
 
 @dataclass(frozen=True)
-class Model:
-    origin: str
-    name: str
-    hub: str
-    repo: str
-    revision: str
-    served_name: str
-    max_position_embeddings: int | None
-    flags: Mapping[str, Any]
-    evidence: Mapping[str, Any]
-
-    @property
-    def container_path(self) -> str:
-        return "/models/" + self.repo.rsplit("/", 1)[-1]
-
-
-@dataclass(frozen=True)
 class Profile:
     origin: str
     name: str
@@ -119,6 +99,15 @@ class Profile:
     shm_size_bytes: int
     start_timeout_s: int
     cuda: str | None = None
+    description: str = ""
+    document: str | None = None
+    """The description of a real deployment that the profile reproduces, with the name of the variant there."""
+    changes: tuple[Mapping[str, Any], ...] = ()
+    """Where the profile departs from its document, and why."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Figures that somebody measured with these settings, by name, each with its source."""
+    effort_aliases: str | None = None
+    """Name of the model's set of effort aliases that the chat template is to understand besides its own levels."""
 
 
 @dataclass(frozen=True)
@@ -198,41 +187,30 @@ def _check_kind(origin: str, content: Mapping[str, Any]) -> None:
     problems.raise_if_any()
 
 
-_MODEL = schema.record(
+_CHANGE = schema.record(
     {
-        "name": name_text,
-        "description": schema.text(),
-        "hub": schema.choice("modelscope"),
-        "repo": schema.text(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "a repository written as owner/name, without spaces"),
-        "revision": schema.text(r"[A-Za-z0-9._/-]+", "a branch, tag or commit, without spaces"),
-        "served_name": served_text,
-        "size_bytes": schema.whole(1),
-        "architecture": schema.record(
-            {
-                "class": schema.text(),
-                "layers": schema.whole(1),
-                "hidden_size": schema.whole(1),
-                "attention_heads": schema.whole(1),
-                "kv_heads": schema.whole(1),
-                "head_dim": schema.whole(1),
-                "vocab_size": schema.whole(1),
-                "max_position_embeddings": schema.whole(1),
-                "dtype": schema.text(),
-            }
-        ),
-        "flags": check_flags,
-        "sampling": schema.map_of(schema.map_of(schema.anything())),
-        "capabilities": schema.list_of(schema.choice(*CAPABILITIES)),
-        "evidence": evidence_map,
+        "option": schema.text(r"\S+", "an option as the document writes it, without its value"),
+        "document": schema.text(),
+        "planned": schema.text(),
+        "reason": schema.text(),
+        "source": schema.text(),
     },
-    ["name", "hub", "repo", "revision"],
+    ["option", "reason", "source"],
 )
 
 _PROFILE = schema.record(
     {
         "description": schema.text(),
+        "document": schema.text(),
+        "changes": schema.list_of(_CHANGE),
+        "measured": schema.map_of(
+            schema.record({"value": schema.number(), "source": schema.text()}, ["value", "source"]),
+            r"[a-z][a-z0-9_]*",
+            "lower-case words joined by underscores",
+        ),
+        "effort_aliases": schema.text(),
         "image": image_text,
-        "vllm_version": schema.text(r"\d+\.\d+\.\d+[A-Za-z0-9.+-]*", "a version such as '0.32.0'"),
+        "vllm_version": version_text,
         "flags": check_flags,
         "env": check_env,
         "slo": slo_map,
@@ -250,7 +228,9 @@ _SERVING = schema.record(
         "host_class": class_text,
         "gpus_per_instance": schema.whole(0),
         "recommended": schema.text(),
-        "profiles": schema.map_of(_PROFILE, _NAME, "a name of lower-case letters, digits, dots and dashes"),
+        "changes": schema.list_of(_CHANGE),
+        "evidence": evidence_map,
+        "profiles": schema.map_of(_PROFILE, NAME, "a name of lower-case letters, digits, dots and dashes"),
     },
     ["model", "host_class", "gpus_per_instance", "recommended", "profiles"],
 )
@@ -263,6 +243,25 @@ _ENGINE = schema.record(
     },
     ["cache_root", "env"],
 )
+
+
+def _check_aliases(
+    where: str, wanted: str | None, models: Callable[[str], Model], name: str, problems: Problems
+) -> None:
+    """A profile may ask only for a set of effort aliases that its model has."""
+    if wanted is None:
+        return
+    try:
+        model = models(name)
+    except PlanError as error:
+        problems.take(error)
+        return
+    known = model.effort.aliases
+    if wanted not in known:
+        problems.add(
+            f"{where}.effort_aliases is {wanted!r}, which {model.origin} does not have "
+            f"(it has: {schema.known_list(known)}){nearest(wanted, known) or '; correct it.'}"
+        )
 
 
 class _Classes(Mapping[str, HostClass]):
@@ -332,18 +331,9 @@ class Catalogue:
         return _Classes(self)
 
     def model(self, name: str) -> Model:
-        origin, content = self._document(MODELS, name, _MODEL, content_name=name)
-        return Model(
-            origin,
-            name,
-            content["hub"],
-            content["repo"],
-            content["revision"],
-            content.get("served_name", name),
-            content.get("architecture", {}).get("max_position_embeddings"),
-            content.get("flags", {}),
-            content.get("evidence", {}),
-        )
+        origin, content = self._document(MODELS, name, MODEL, content_name=name)
+        check_model(origin, content)
+        return model_from(origin, content)
 
     def serving(self, model: str, host_class: str) -> Serving:
         name = f"{model}--{host_class}"
@@ -360,15 +350,24 @@ class Catalogue:
                 f"({schema.known_list(content['profiles'])})"
                 f"{schema.nearest(content['recommended'], content['profiles']) or '; correct it.'}"
             )
+        shared = content.get("changes", [])
+        unused = set(content.get("evidence", {}))
         for profile, settings in content["profiles"].items():
-            about = {"image", "shm_size_bytes", "start_timeout_s", "cuda"}
+            where = f"{origin}: profiles.{profile}"
+            about = {"image", "shm_size_bytes", "start_timeout_s", "cuda", "effort_aliases"}
             about.update(settings.get("flags", {}), settings.get("env", {}), settings.get("slo", {}))
             for key in settings.get("evidence", {}):
                 if key not in about:
                     problems.add(
-                        f"{origin}: profiles.{profile}.evidence.{key} is about nothing in that profile"
+                        f"{where}.evidence.{key} is about nothing in that profile"
                         f"{schema.nearest(key, about) or '; remove it.'}"
                     )
+            unused -= about
+            if settings.get("changes") and not settings.get("document"):
+                problems.add(f"{where} has changes, but names no document that they depart from; set document.")
+            _check_aliases(where, settings.get("effort_aliases"), self.model, content["model"], problems)
+        for key in sorted(unused):
+            problems.add(f"{origin}: evidence.{key} is about nothing in any of its profiles; remove it.")
         problems.raise_if_any()
         profiles = {
             profile: Profile(
@@ -379,10 +378,16 @@ class Catalogue:
                 settings.get("flags", {}),
                 settings.get("env", {}),
                 settings.get("slo", {}),
-                settings.get("evidence", {}),
+                # What several profiles choose alike is explained once; more of it than a profile has does no harm.
+                {**content.get("evidence", {}), **settings.get("evidence", {})},
                 settings["shm_size_bytes"],
                 settings["start_timeout_s"],
                 settings.get("cuda"),
+                settings.get("description", ""),
+                settings.get("document"),
+                (*shared, *settings.get("changes", [])) if settings.get("document") else (),
+                settings.get("measured", {}),
+                settings.get("effort_aliases"),
             )
             for profile, settings in content["profiles"].items()
         }

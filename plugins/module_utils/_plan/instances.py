@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
-from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
-    Catalogue,
-    image_text,
-    served_text,
-    slo_map,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.texts import image_text, served_text, slo_map
 
 DEFAULT_PORT = 8000
 
@@ -47,6 +43,15 @@ def check_gpus(value: Any, where: str, problems: Problems) -> None:
             )
 
 
+def _check_aliases_choice(value: Any, where: str, problems: Problems) -> None:
+    """The name of a set of the model's effort aliases, or false for none, also where the profile has one."""
+    if value is not False and not (isinstance(value, str) and value):
+        problems.add(
+            f"{where} must be the name of a set of effort aliases of the model, or false for none, "
+            f"but is {describe(value)}; correct it."
+        )
+
+
 _INSTANCE = schema.record(
     {
         "model": schema.text(),
@@ -60,13 +65,22 @@ _INSTANCE = schema.record(
         "api_key": schema.secret(),
         "expose": schema.choice("loopback", "address", "all"),
         "chat_template": schema.text(r"[^\0\r\n]+", "a file name of one line"),
+        "effort_aliases": _check_aliases_choice,
+        "drain_s": schema.whole(0, 3600),
         "slo": slo_map,
     },
     ["model"],
 )
 
 _VARIANT = schema.record(
-    {"name": schema.text(), "flags": check_flags, "env": check_env, "image": image_text, "profile": schema.text()}
+    {
+        "name": schema.text(),
+        "instances": schema.list_of(schema.text()),
+        "flags": check_flags,
+        "env": check_env,
+        "image": image_text,
+        "profile": schema.text(),
+    }
 )
 
 _PROMOTED = schema.record(

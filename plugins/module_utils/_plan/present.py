@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.finding import NOTE
+
+UNKNOWN_CAPACITY = "SOC-C11"
 
 
 def _value(value: Any) -> str:
@@ -33,8 +37,11 @@ def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     return [f"    {name:<{width}}  {value:<{values}}  {note}".rstrip() for name, value, note in rows]
 
 
-def plan_table(plan: Mapping[str, Any]) -> list[str]:
-    """Lines for a terminal: what runs, each flag with its value, origin and evidence, and what to look at."""
+def plan_table(plan: Mapping[str, Any], notes: bool = False) -> list[str]:
+    """Lines for a terminal: what runs, each flag with its value, origin and evidence, and what to look at.
+
+    Findings that are only notes are counted, or shown with *notes*.
+    """
     model = plan["model"]
     image = plan.get("image_source") or {"origin": ""}
     lines = [
@@ -74,6 +81,13 @@ def plan_table(plan: Mapping[str, Any]) -> list[str]:
             ]
         ),
     ]
+    findings = plan.get("findings") or []
+    lines += _capacity(plan.get("capacity") or {}, plan["max_model_len"], findings)
+    lines += ["  command", *_command(plan["argv"])]
+    if plan.get("changes"):
+        lines.append(f"  changed from {plan['document']}")
+        for change in plan["changes"]:
+            lines += _change(change)
     for name in ("launch_fingerprint", "environment_fingerprint"):
         if plan.get(name):
             lines.append(f"  {name}  {plan[name]}")
@@ -83,7 +97,69 @@ def plan_table(plan: Mapping[str, Any]) -> list[str]:
             f"    {warning['severity']} {warning['id']}: {warning['message']}; {warning['remedy']}"
             for warning in plan["warnings"]
         ]
-    return lines
+    return lines + _notes([finding for finding in findings if finding["severity"] == NOTE], notes)
+
+
+def plan_tables(plans: Mapping[str, Mapping[str, Any]], notes: bool = False) -> str:
+    """The tables of all plans of a host, one after the other, as one text."""
+    return "\n\n".join("\n".join(plan_table(plans[name], notes)) for name in sorted(plans))
+
+
+def _capacity(
+    capacity: Mapping[str, Any], max_model_len: int | None, findings: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What the launch will hold, in a line of GiB and one of tokens, or why that is not known."""
+    doubt = capacity.get("uncertainty_gib")
+    sizes = [
+        text.format(capacity[key])
+        for key, text in (
+            ("weights_gib_per_gpu", "weights {:.2f} GiB"),
+            ("kv_gib_per_gpu", "KV cache {:.2f} GiB" + (f" (give or take {doubt:.2f})" if doubt else "")),
+            ("headroom_gib", "headroom {:.2f} GiB"),
+        )
+        if capacity.get(key) is not None
+    ]
+    held = [
+        text.format(capacity[key])
+        for key, text in (
+            ("kv_tokens", "{:,} tokens"),
+            ("concurrency_at_full_length", f"{{:.2f}} requests of {max_model_len or 0:,} at once"),
+            ("smallest_cacheable_prefix_tokens", "prefixes from {:,} tokens on are cached"),
+        )
+        if capacity.get(key) is not None
+    ]
+    if not sizes and not held:
+        return [f"  capacity  {finding['sentence']}" for finding in findings if finding["id"] == UNKNOWN_CAPACITY]
+    calibrated = ["measured on this host class"] if capacity.get("calibrated") else []
+    rows = [", ".join([*sizes, *calibrated]), ", ".join(held)]
+    return ["  capacity", *[f"    {row}" for row in rows if row]]
+
+
+def _notes(found: Sequence[Mapping[str, Any]], shown: bool) -> list[str]:
+    if not found:
+        return []
+    if not shown:
+        return [f"  notes   {len(found)}, shown with -e socle_notes=true or -v"]
+    return ["  notes", *[f"    {note['id']}: {note['sentence']} {note['remedy']}" for note in found]]
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    """The engine's words as one command for a shell, an option with its values on each line."""
+    rows: list[list[str]] = [["vllm", "serve"]]
+    for word in argv:
+        if word.startswith("--"):
+            rows.append([])
+        rows[-1].append(shlex.quote(word))
+    return [
+        f"    {'  ' if number else ''}{' '.join(row)}" + " \\" * (row is not rows[-1])
+        for number, row in enumerate(rows)
+    ]
+
+
+def _change(change: Mapping[str, Any]) -> list[str]:
+    """What the document says, what is planned instead, and why."""
+    was = f"{change['option']} {change['document']}" if change.get("document") else change["option"]
+    return [f"    {was} -> {change.get('planned') or 'left out'}", f"        {change['reason']} ({change['source']})"]
 
 
 def _position(argv: Sequence[str], name: str) -> tuple[int, str]:

@@ -21,12 +21,19 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu.classes impor
 from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import warning as _warning
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.checks import Knowledge, Subject, Verdict, check
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
     Catalogue,
     Engine,
     HostClass,
-    Model,
     Profile,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.effort import FLAG, MAP_FLAG, effort_map, means
+from ansible_collections.socle.inference.plugins.module_utils._plan.finding import (
+    ERROR,
+    IGNORED_VARIABLE,
+    WARNING,
+    Finding,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import (
@@ -37,22 +44,19 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.instances im
     withhold_secrets,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Layer, Setting, merge
+from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
+from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
 
 SCHEMA = "socle.plan/1"
 CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
 API_KEY_TARGET = "VLLM_API_KEY"
 ANY_ADDRESS = "0.0.0.0"
-CAPACITY = ("weights_gib_per_gpu", "kv_gib_per_gpu", "kv_tokens", "concurrency_at_full_length", "headroom_gib")
+OWN_FLAGS = ("host", "port", "served-model-name")
+"""Flags that the plan makes of other keys of an instance."""
+
 FRONT_FLAGS = ("host", "port", "served-model-name", "max-model-len")
 """These come first, in this order; the rest follows by name."""
-
-
-DRIVER_FLOORS = {"12": "525", "13": "580"}
-"""Oldest driver branch by the major version of an image's CUDA, by NVIDIA's CUDA compatibility guide."""
-
-COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
-"""Makes the image's own libcuda bridge an older driver, on data-centre GPUs alone."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Request:
     variant: Any = None
     state_dir: str = "/var/lib/socle"
     address: str | None = None
+    calibrations: Sequence[Any] = ()
+    """Contents of calibrations on record: those of this host first, then the newest first."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,13 @@ class Resolution:
 TemplateFinder = Callable[[str], Template]
 
 
-def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinder) -> Resolution:
-    """Plans of all instances of a host; raises one PlanError that lists everything wrong."""
+def resolve(
+    request: Request, catalogue: Catalogue, find_template: TemplateFinder, knowledge: Knowledge | None = None
+) -> Resolution:
+    """Plans of all instances of a host; raises one PlanError that lists everything wrong.
+
+    Without *knowledge* flags are not compared with the engine's, no rule is asked, and no capacity is told.
+    """
     problems = Problems()
     raw = withhold_secrets(request.instances)
     if raw is None or raw == {}:
@@ -106,8 +117,9 @@ def resolve(request: Request, catalogue: Catalogue, find_template: TemplateFinde
     templates: list[dict[str, Any]] = []
     for name in sorted(instances):
         try:
-            draft = _Draft(request, catalogue, host_class, layers, variant, name, instances[name], gpus.get(name))
-            plan = draft.build(find_template, problems)
+            own = variant if name in variant.get("instances", [name]) else {}
+            draft = _Draft(request, catalogue, host_class, layers, own, name, instances[name], gpus.get(name))
+            plan = draft.build(find_template, problems, knowledge)
         except PlanError as error:
             problems.take(error)
             continue
@@ -288,12 +300,6 @@ def _older(version: str, floor: str) -> bool:
     return parts(version) < parts(floor)
 
 
-def _with_cuda_12(image: str) -> str:
-    """What vLLM's images with CUDA 12.9 are called: the tag with "-cu129"."""
-    tagged = ":" in image.rsplit("/", 1)[-1] and "@" not in image
-    return f"{image}-cu129" if tagged else "a tag that ends in -cu129"
-
-
 def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
     owners: dict[int, str] = {}
     for name in sorted(instances):
@@ -303,6 +309,16 @@ def _check_ports(instances: Mapping[str, Mapping[str, Any]], problems: Problems)
                 f"port {port} is used by two instances, {owners[port]} and {name}; give one of them another port."
             )
         owners.setdefault(port, name)
+
+
+def _continued(remedy: str) -> str:
+    """A remedy without its stop, to go on within a sentence; a word in capitals stays as it is."""
+    text = remedy.rstrip(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+def _as_warning(finding: Finding) -> dict[str, Any]:
+    return _warning(finding.id, WARNING, finding.sentence.rstrip("."), _continued(finding.remedy))
 
 
 class _Draft:
@@ -328,6 +344,9 @@ class _Draft:
         self.variant = variant
         self.gpus = gpus
         self.template: Template | None = None
+        self.refused: set[str] = set()
+        """Flags, and "driver", of which a fault is told here already."""
+        self.overlay: dict[str, Any] | None = None
         self.model = self._find_model(catalogue)
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
         self.engine: Engine = catalogue.engine()
@@ -369,14 +388,16 @@ class _Draft:
             raise AssertionError("template_path() is for instances with a chat template")
         return f"{self.request.state_dir}/chat_templates/{self.template.sha256[:12]}.jinja"
 
-    def build(self, find_template: TemplateFinder, problems: Problems) -> dict[str, Any]:
+    def build(
+        self, find_template: TemplateFinder, problems: Problems, knowledge: Knowledge | None = None
+    ) -> dict[str, Any]:
         flags = merge(self._flag_layers(), with_opposites=True)
         env = merge(self._env_layers())
         image = self._image()
         warnings: list[dict[str, Any]] = []
         self._check_gpu_count(flags, warnings, problems)
-        self._check_driver(image, env, warnings, problems)
-        max_model_len = self._max_model_len(flags, env, problems)
+        self._check_driver(problems)
+        max_model_len = self._max_model_len(flags, problems)
         served = list(self.instance.get("served_names") or [self.model.served_name])
         flags.update(self._own_flags(served, problems))
         if self.instance.get("chat_template"):
@@ -387,15 +408,6 @@ class _Draft:
         )
         api_key = bool(self.instance.get("api_key"))
         expose = self.instance.get("expose", "loopback")
-        if expose != "loopback" and not api_key:
-            warnings.append(
-                _warning(
-                    "open-endpoint",
-                    "warning",
-                    f"{self.name} listens beyond the loopback address without an API key",
-                    f"set {self.where}.api_key (from a vault), or keep expose at loopback",
-                )
-            )
         if expose != "loopback" and api_key:
             warnings.append(
                 _warning(
@@ -416,6 +428,15 @@ class _Draft:
                     "promote a profile of its own once it is accepted and measured",
                 )
             )
+        aliases = self._effort_aliases(flags, warnings, problems)
+        verdict = Verdict()
+        if knowledge is not None:
+            verdict = check(self._subject(flags, env, image, max_model_len, bool(aliases)), knowledge)
+            for finding in verdict.findings:
+                if finding.severity == ERROR:
+                    problems.add(self._refusal(finding, flags, env))
+                elif finding.severity == WARNING:
+                    warnings.append(_as_warning(finding))
         names = [name for name in FRONT_FLAGS if name in flags]
         names += [name for name in sorted(flags) if name not in FRONT_FLAGS]
         argv = [self.model.container_path]
@@ -433,6 +454,10 @@ class _Draft:
                 "repo": self.model.repo,
                 "revision": self.model.revision,
                 "container_path": self.model.container_path,
+                # What a start on record is compared with, by whom its figures become a calibration.
+                "architecture": dict(self.model.architecture),
+                "size_bytes": self.model.size_bytes,
+                "quantization": self.model.quantization,
             },
             "image": image.value,
             "vllm_version": self.profile.vllm_version,
@@ -441,6 +466,7 @@ class _Draft:
             "secrets": [{"name": "api_key", "target": API_KEY_TARGET}] if api_key else [],
             "mounts": self._mounts(image),
             "gpus": list(self.gpus or []),
+            "gpu": self._gpu(),
             "port": self.instance.get("port", DEFAULT_PORT),
             "expose": expose,
             "network": "host",
@@ -450,7 +476,12 @@ class _Draft:
             "max_model_len": max_model_len,
             "api_key_required": api_key,
             "slo": {**self.profile.slo, **self.instance.get("slo", {})},
-            "capacity": dict.fromkeys(CAPACITY),
+            "document": self.profile.document,
+            "changes": [dict(change) for change in self.profile.changes],
+            "effort_aliases": aliases,
+            "chat_template_overlay": self.overlay,
+            "capacity": dict(verdict.capacity),
+            "findings": [finding.as_dict() for finding in verdict.findings],
             "warnings": warnings,
             "sources": {name: flags[name].as_source() for name in names},
             "env_sources": {name: env[name].as_source() for name in sorted(env)},
@@ -458,6 +489,64 @@ class _Draft:
             "chat_template_digest": f"sha256:{self.template.sha256}" if self.template else None,
             "sealed": False,
         }
+
+    def _own_gpus(self) -> list[Mapping[str, Any]]:
+        """Facts of the instance's GPUs, as far as there are any."""
+        return [
+            gpu
+            for gpu in (self.request.facts or {}).get("gpus") or []
+            if any(gpu.get(key) is not None and gpu[key] in (self.gpus or []) for key in ("index", "uuid"))
+        ]
+
+    def _gpu(self) -> dict[str, Any] | None:
+        if self.host_class.kind == CPU:
+            return None
+        return gpu_as_plan(self._own_gpus(), self.host_class.name, self.host_class.memory_mib)
+
+    def _subject(
+        self,
+        flags: Mapping[str, Setting],
+        env: Mapping[str, Setting],
+        image: Setting,
+        max_model_len: int | None,
+        effort_aliases: bool,
+    ) -> Subject:
+        """The launch as checks see it. What an image that replaces the profile's is built with is not known."""
+        return Subject(
+            name=self.name,
+            model=self.model,
+            host_class=self.host_class,
+            gpus=self._own_gpus(),
+            gpu_count=len(self.gpus or []),
+            facts=self.request.facts or {},
+            image=image.value,
+            image_cuda=self.profile.cuda if image.value == self.profile.image else None,
+            vllm_version=self.profile.vllm_version,
+            flags={name: setting.value for name, setting in flags.items() if name not in OWN_FLAGS},
+            env={name: render_env(setting.value) for name, setting in env.items()},
+            max_model_len=max_model_len,
+            port=self.instance.get("port", DEFAULT_PORT),
+            expose=self.instance.get("expose", "loopback"),
+            api_key=bool(self.instance.get("api_key")),
+            shm_size_bytes=self.profile.shm_size_bytes,
+            effort_aliases=effort_aliases,
+            calibrations=self.request.calibrations,
+            refused=self.refused,
+        )
+
+    def _refusal(self, finding: Finding, flags: Mapping[str, Setting], env: Mapping[str, Setting]) -> str:
+        """One sentence: which instance, who set it, what is wrong, what to do, and how to look it up."""
+        name = finding.subject.partition(".")[0]
+        setting = flags.get(name) or flags.get(f"no-{name}") or env.get(name)
+        where = (
+            self.where
+            if setting is None or setting.origin.startswith(self.where)
+            else f"{self.where} ({name} by {setting.origin})"
+        )
+        return (
+            f"{where}: {finding.sentence.rstrip('.')}; {_continued(finding.remedy)} "
+            f"({finding.id}, which {IGNORED_VARIABLE} passes over with a reason)."
+        )
 
     def _flag_layers(self) -> list[Layer]:
         return [
@@ -468,9 +557,14 @@ class _Draft:
             self._promoted_layer("flags"),
             Layer("vllm_flags_group", self.layers["group"]),
             Layer("vllm_flags_host", self.layers["host"]),
+            self._drain_layer(),
             Layer(f"{self.where}.flags", self.instance.get("flags", {})),
             Layer(self._variant_origin(), self.variant.get("flags", {})),
         ]
+
+    def _drain_layer(self) -> Layer:
+        drain_s = self.instance.get("drain_s")
+        return Layer(f"{self.where}.drain_s", {} if drain_s is None else {"shutdown-timeout": drain_s})
 
     def _env_layers(self) -> list[Layer]:
         return [
@@ -515,6 +609,44 @@ class _Draft:
     def _variant_origin(self) -> str:
         return f"variant {self.variant['name']}" if self.variant.get("name") else "variant"
 
+    def _effort_aliases(
+        self, flags: dict[str, Setting], warnings: list[dict[str, Any]], problems: Problems
+    ) -> dict[str, str] | None:
+        """Levels of effort that clients send besides those that the model knows, by what they mean.
+
+        Sets what makes the engine know them, unless the user brings a chat template, which then has to.
+        """
+        name: Any = self.profile.effort_aliases
+        origin, evidence = self.profile.origin, self.profile.evidence.get("effort_aliases")
+        if "effort_aliases" in self.instance:
+            name, origin, evidence = self.instance["effort_aliases"], f"{self.where}.effort_aliases", None
+        if not name:
+            return None
+        known = self.model.effort.aliases
+        if name not in known:
+            problems.add(
+                f"{origin} is {name!r}, which {self.model.origin} does not have (it has: {known_list(known)})"
+                f"{nearest(name, known) or '; correct it, or set it to false.'}"
+            )
+            return None
+        aliases = dict(known[name])
+        by = means(self.profile.vllm_version, own_template="chat-template" in flags)
+        if by == FLAG:
+            flags.setdefault(MAP_FLAG, Setting(effort_map(aliases), origin, evidence))
+            if "ultra" in aliases:
+                warnings.append(
+                    _warning(
+                        "effort-aliases",
+                        "info",
+                        f"effort ultra stays unknown to {self.name}: {MAP_FLAG} maps only what vLLM takes itself",
+                        "let clients send max, or set chat_template of the instance to a template that knows ultra",
+                    )
+                )
+        elif by:
+            flags["chat-template"] = Setting(CHAT_TEMPLATE_TARGET, origin, evidence)
+            self.overlay = {"levels": list(self.model.effort.levels), "aliases": aliases}
+        return aliases
+
     def _own_flags(self, served: list[str], problems: Problems) -> dict[str, Setting]:
         expose = self.instance.get("expose", "loopback")
         host = {"loopback": "127.0.0.1", "all": ANY_ADDRESS}.get(expose) or self._address(problems)
@@ -540,29 +672,18 @@ class _Draft:
             )
         return address
 
-    def _max_model_len(
-        self, flags: Mapping[str, Setting], env: Mapping[str, Setting], problems: Problems
-    ) -> int | None:
-        native = self.model.max_position_embeddings
+    def _max_model_len(self, flags: Mapping[str, Setting], problems: Problems) -> int | None:
         setting = flags.get("max-model-len")
         if setting is None:
-            return native
+            return self.model.max_position_embeddings
         length = parse_size(setting.value)
-        if length is None:
-            if setting.value not in ("auto", -1):
-                problems.add(
-                    f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
-                    f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
-                )
-            return None
-        allowance = env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-        longer_allowed = "hf-overrides" in flags or (allowance is not None and str(allowance.value) == "1")
-        if native is not None and length > native and not longer_allowed:
+        if not length and setting.value not in ("auto", -1):
+            self.refused.add("max-model-len")
             problems.add(
-                f"{setting.origin}: max-model-len is {length}, but {self.model.name} has positions for {native}; "
-                "lower it, or set hf-overrides for a scaled position encoding."
+                f"{setting.origin}: max-model-len must be a number of tokens such as 4096, '32k' (32,000) or '32K' "
+                f"(32,768), or auto, but is {schema.describe(setting.value)}; correct it."
             )
-        return length
+        return length or None
 
     def _check_gpu_count(
         self, flags: Mapping[str, Setting], warnings: list[dict[str, Any]], problems: Problems
@@ -573,6 +694,7 @@ class _Draft:
         for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
             value = flags[name].value if name in flags else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                self.refused.update((name, "tensor-parallel-size"))
                 problems.add(
                     f"{flags[name].origin}: {name} must be a whole number of at least 1, "
                     f"but is {schema.describe(value)}; correct it."
@@ -595,51 +717,16 @@ class _Draft:
                 )
             )
 
-    def _check_driver(
-        self,
-        image: Setting,
-        env: Mapping[str, Setting],
-        warnings: list[dict[str, Any]],
-        problems: Problems,
-    ) -> None:
-        """Refuses a driver that is too old for the GPUs, or for the CUDA of the profile's image.
-
-        Nothing else compares the two: with CDI the toolkit does not read what the image requires.
-        """
-        facts = self.request.facts or {}
-        version = (facts.get("driver") or {}).get("version")
-        if self.host_class.kind == CPU or not version:
-            return
+    def _check_driver(self, problems: Problems) -> None:
+        """Refuses a driver that is too old for the GPUs; whether it suits the image's CUDA is left to rules."""
+        version = ((self.request.facts or {}).get("driver") or {}).get("version")
         minimum = self.host_class.driver.get("minimum")
-        if minimum and _older(version, minimum):
+        if self.host_class.kind != CPU and version and minimum and _older(version, minimum):
+            self.refused.add("driver")
             problems.add(
                 f"{self.request.host} has NVIDIA driver {version}, but GPUs of class {self.host_class.name} need "
                 f"{minimum} or newer; update it with provision.yml."
             )
-            return
-        cuda = self.profile.cuda
-        floor = DRIVER_FLOORS.get((cuda or "").partition(".")[0])
-        if floor is None or image.value != self.profile.image or not _older(version, floor):
-            return
-        why = (
-            f"image {image.value} is built with CUDA {cuda}, which needs NVIDIA driver {floor} or newer, but "
-            f"{self.request.host} has {version}"
-        )
-        switch = env.get(COMPATIBILITY)
-        if switch is not None and str(switch.value) == "1":
-            warnings.append(
-                _warning(
-                    "driver-older-than-cuda",
-                    "warning",
-                    f"{why}, and {COMPATIBILITY} bridges that on data-centre GPUs alone (elsewhere: CUDA error 804)",
-                    "update the driver with provision.yml, then remove the variable",
-                )
-            )
-            return
-        remedy = "update the driver with provision.yml"
-        if not _older(version, DRIVER_FLOORS["12"]) and floor != DRIVER_FLOORS["12"]:
-            remedy += f", or set image of the instance to one with CUDA 12 ({_with_cuda_12(image.value)})"
-        problems.add(f"{self.where}: {why}; {remedy}.")
 
     def _mounts(self, image: Setting) -> list[dict[str, Any]]:
         identity = "\n".join([image.value, self.profile.vllm_version, self.model.repo, self.host_class.name])
@@ -653,10 +740,11 @@ class _Draft:
                 "kind": "cache",
             },
         ]
-        if self.template:
+        if self.template or self.overlay:
             mounts.append(
                 {
-                    "source": self.template_path(),
+                    # One that is made of the model's own is known once the model is on the host.
+                    "source": self.template_path() if self.template else None,
                     "target": CHAT_TEMPLATE_TARGET,
                     "read_only": True,
                     "kind": "chat_template",

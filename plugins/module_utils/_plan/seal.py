@@ -29,6 +29,7 @@ _SEAL = schema.record(
         "content_id": schema.nullable(schema.text(_DIGEST, "'sha256:' and 64 hexadecimal digits")),
         "model_path": schema.nullable(schema.text()),
         "chat_template_digest": schema.nullable(schema.text(rf"({_DIGEST})?", "'sha256:' and 64 hexadecimal digits")),
+        "chat_template_path": schema.nullable(schema.text()),
         "secrets_hmac": schema.nullable(
             schema.text(r"(hmac-sha256:[0-9a-f]{64})?", "'hmac-sha256:' and 64 hexadecimal digits")
         ),
@@ -135,16 +136,18 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
     problems.raise_if_any()
     if request.get("facts"):
         check_facts(plain(request["facts"]), "seal.facts")
-    fault = path_fault(request["model_path"]) if request.get("model_path") else None
-    if fault:
-        problems.add(
-            f"seal.model_path is {request['model_path']!r}, which a unit cannot mount from: {fault}; correct it."
-        )
+    for name in ("model_path", "chat_template_path"):
+        fault = path_fault(request[name]) if request.get(name) else None
+        if fault:
+            problems.add(f"seal.{name} is {request[name]!r}, which a unit cannot mount from: {fault}; correct it.")
     if plan.get("sealed"):
         problems.add(f"seal.plan of {plan.get('instance')} is sealed already; give the plan as vllm_plan returned it.")
     needed = ["image_digest", "content_id", "model_path"]
     if plan.get("secrets"):
         needed.append("secrets_hmac")
+    made = plan.get("chat_template_overlay") is not None
+    if made:
+        needed += ["chat_template_digest", "chat_template_path"]
     missing = [name for name in needed if not request.get(name)]
     if missing and not request.get("allow_missing", False):
         problems.add(
@@ -159,7 +162,8 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
         )
     planned = plan.get("chat_template_digest")
     template = request.get("chat_template_digest") or planned
-    if template != planned:
+    # One that is made of the model's own could not be known before the model was there.
+    if template != planned and not made:
         problems.add(
             f"seal of {plan.get('instance')} has the chat template {template}, but the plan was made with {planned}; "
             "plan again."
@@ -170,6 +174,9 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
     for mount in plan["mounts"]:
         if mount["kind"] == "model":
             mount["source"] = plain(request.get("model_path"))
+        elif mount["kind"] == "chat_template" and made:
+            mount["source"] = plain(request.get("chat_template_path"))
+    plan["chat_template_digest"] = plain(template)
     facts = request.get("facts")
     plan["engine"] = str(request.get("engine") or ENGINES[0])
     if facts and plan["gpus"]:

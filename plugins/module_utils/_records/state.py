@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._records.schema import Record
@@ -46,13 +46,41 @@ def instance_state(records: list[Record]) -> dict[str, Any] | None:
         "fingerprint": fingerprint,
         "generation": deploy["generation"] if deploy else None,
         "deployed": deploy["verdict"] in GOOD if deploy else None,
+        "overrides": _overrides(deploy),
         "acceptance": acceptance_summary(shown["results"]) if shown else None,
         "benchmark": _benchmarks(records, fingerprint),
         "benchmarked": _benchmarked(records),
         "capacity": _capacity(deploy),
         "environment": dict(source["environment"]) if source else {},
-        "drift": _drift(records, fingerprint, acceptance if accepted else None),
+        "incident": _incident(_first(records, "incident", fingerprint)),
+        "drift": [
+            *_drift(records, fingerprint, acceptance if accepted else None),
+            *({"item": "overrides", "expected": None, "found": words} for words in _override_words(deploy)),
+        ],
     }
+
+
+def calibrations_of(records: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+    """What starts on a host taught about its memory, newest first, from {instance: [records, newest first]}."""
+    found = [
+        (record["finished"], record["results"]["calibration"])
+        for own in records.values()
+        for record in own
+        if record["kind"] == "deploy" and isinstance(record["results"].get("calibration"), dict)
+    ]
+    return [content for _finished, content in sorted(found, key=lambda entry: str(entry[0]), reverse=True)]
+
+
+def distinct_calibrations(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The first of each kind of start, so that a large inventory carries only what differs."""
+    kept: dict[str, dict[str, Any]] = {}
+    for content in found:
+        launch = content.get("launch")
+        parts = launch if isinstance(launch, dict) else {}
+        names = ("tensor_parallel", "vllm_version", "kv_cache_dtype", "max_num_batched_tokens", "speculative_tokens")
+        key = [content.get("host_class"), content.get("model"), *(parts.get(name) for name in names)]
+        kept.setdefault(repr(key), dict(content))
+    return list(kept.values())
 
 
 def groups_of(state: Mapping[str, Any]) -> list[str]:
@@ -99,6 +127,15 @@ def _first(records: list[Record], kind: str, fingerprint: str | None = None) -> 
     return None
 
 
+def _incident(record: Record | None) -> dict[str, Any] | None:
+    """The newest incident of the launch that was deployed last, without its evidence, which stays in the record."""
+    if record is None:
+        return None
+    results = record["results"]
+    kept = {key: results.get(key) for key in ("action", "reason", "likely_causes")}
+    return {"at": record["finished"], "generation": record["generation"], **kept}
+
+
 def _benchmarks(records: list[Record], fingerprint: str | None) -> dict[str, Any]:
     """{workload: figures} of the current launch, each from the newest record that has it."""
     found: dict[str, Any] = {}
@@ -135,6 +172,20 @@ def _capacity(deploy: Record | None) -> dict[str, Any] | None:
         if isinstance(measured, dict):
             capacity.update({name: value for name, value in measured.items() if value is not None})
     return capacity or None
+
+
+def _overrides(deploy: Record | None) -> dict[str, Any]:
+    """What of the launch only the run asked for that made it: {flags, env, image}."""
+    found = deploy["results"].get("overrides") if deploy else None
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _override_words(deploy: Record | None) -> list[str]:
+    """One text for all of it, such as "flags max-num-seqs, image"; none where there is nothing."""
+    words = []
+    for kind, value in sorted(_overrides(deploy).items()):
+        words.append(f"{kind} {', '.join(sorted(map(str, value)))}" if isinstance(value, dict) else str(kind))
+    return ["; ".join(words)] if words else []
 
 
 def _drift(records: list[Record], fingerprint: str | None, accepted: Record | None) -> list[dict[str, Any]]:

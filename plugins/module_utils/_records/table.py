@@ -21,16 +21,19 @@ COLUMNS = (
     ("ttft_p50_ms", "TTFT ms"),
     ("decode_p50_tok_per_s", "TOK/S"),
     ("drift", "DRIFT"),
+    ("incident_at", "INCIDENT"),
 )
+WHERE_ANY = ("incident_at",)
+"""Columns that are left out where no row has anything in them."""
 NUMBERS = ("ttft_p50_ms", "decode_p50_tok_per_s")
-KEEP = ("state", "accepted_at", *NUMBERS)
+KEEP = ("state", "accepted_at", "incident_at", *NUMBERS)
 WIDTH = 120
 MIN_COLUMN = 6
 
 NOT_SHOWN = ("Cc", "Cs", "Cn", "Cf", "Zl", "Zp")
 
 UNIT_STATES = {"activating": "starting", "failed": "failed", "inactive": "stopped", "deactivating": "stopping"}
-DRIFT_WORDS = {"launch_fingerprint": "launch", "environment_fingerprint": "environment"}
+DRIFT_WORDS = {"launch_fingerprint": "launch", "environment_fingerprint": "environment", "overrides": "override"}
 
 
 def rows_of_host(
@@ -57,10 +60,11 @@ def rows_of_host(
 
 def status_table(rows: Sequence[Mapping[str, Any]], width: int = WIDTH) -> str:
     """The rows as one aligned text of at most *width* columns; what is missing is "-"."""
-    cells = [[title for _key, title in COLUMNS]]
-    cells += [[_text(row.get(key)) for key, _title in COLUMNS] for row in rows]
-    widths = [max(text_width(line[column]) for line in cells) for column in range(len(COLUMNS))]
-    flexible = [column for column, (key, _title) in enumerate(COLUMNS) if key not in KEEP]
+    columns = [(key, title) for key, title in COLUMNS if key not in WHERE_ANY or any(row.get(key) for row in rows)]
+    cells = [[title for _key, title in columns]]
+    cells += [[_text(row.get(key)) for key, _title in columns] for row in rows]
+    widths = [max(text_width(line[column]) for line in cells) for column in range(len(columns))]
+    flexible = [column for column, (key, _title) in enumerate(columns) if key not in KEEP]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         widest = max(flexible, key=lambda column: widths[column])
         if widths[widest] <= MIN_COLUMN:
@@ -69,7 +73,7 @@ def status_table(rows: Sequence[Mapping[str, Any]], width: int = WIDTH) -> str:
     lines = []
     for line in cells:
         parts = []
-        for (key, _title), text, size in zip(COLUMNS, line, widths):
+        for (key, _title), text, size in zip(columns, line, widths):
             fitted = fit(text, size)
             space = " " * (size - text_width(fitted))
             parts.append(space + fitted if key in NUMBERS else fitted + space)
@@ -120,11 +124,17 @@ def _row(
         "model": model,
         "engine": f"vllm {version}" if version else None,
         "state": _state(name, reachable, declared, running, live, known),
-        "accepted_at": f"{known['accepted_at'][:16]}Z" if known.get("accepted_at") else None,
+        "accepted_at": _minute(known.get("accepted_at")),
         "ttft_p50_ms": figure(benchmark, "ttft_p50_ms", "B1"),
         "decode_p50_tok_per_s": figure(benchmark, "decode_p50_tok_per_s", "B2"),
         "drift": ", ".join(DRIFT_WORDS.get(str(item.get("item")), str(item.get("item"))) for item in drift) or None,
+        "incident_at": _minute(_mapping(known.get("incident")).get("at")),
     }
+
+
+def _minute(moment: Any) -> str | None:
+    """The time of a record, to the minute."""
+    return f"{moment[:16]}Z" if isinstance(moment, str) and moment else None
 
 
 def _state(

@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A double of a vLLM server: exact timings and exact faults. What is true of vLLM is tested on vLLM."""
 
-from tests.simulators.engine.server import FAULTS, Behaviour, EngineDouble
+from tests.simulators.engine.server import FAULTS, STALLS, Behaviour, EngineDouble
 
-__all__ = ["FAULTS", "Behaviour", "EngineDouble"]
+__all__ = ["FAULTS", "STALLS", "Behaviour", "EngineDouble"]

@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import threading
 
-from tests.simulators.engine.server import FAULTS, Behaviour, EngineDouble
+from tests.simulators.engine.server import FAULTS, STALLS, Behaviour, EngineDouble
 
 
 def main() -> None:
@@ -19,7 +19,8 @@ def main() -> None:
     parser.add_argument("--api-key")
     parser.add_argument("--ttft-ms", type=float, default=0)
     parser.add_argument("--itl-ms", type=float, default=0)
-    parser.add_argument("--fault", action="append", default=[], choices=sorted(FAULTS))
+    parser.add_argument("--prefill-tokens-per-s", type=float)
+    parser.add_argument("--fault", action="append", default=[], choices=sorted({**FAULTS, **STALLS}))
     asked = parser.parse_args()
     behaviour = Behaviour(
         model=asked.model,
@@ -27,6 +28,7 @@ def main() -> None:
         api_key=asked.api_key,
         ttft_s=asked.ttft_ms / 1000,
         itl_s=asked.itl_ms / 1000,
+        prefill_tokens_per_s=asked.prefill_tokens_per_s,
         faults=frozenset(asked.fault),
     )
     with EngineDouble(behaviour, port=asked.port) as double, contextlib.suppress(KeyboardInterrupt):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -37,6 +38,14 @@ FAULTS = {
     "cache_ignores_salt": "the prefix cache hits whatever the salt",
 }
 
+STALLS = {
+    "frozen_core": "requests for tokens get no answer and the counters stand, while /health is a 200",
+    "frozen_server": "connections are accepted, and nothing is ever answered",
+    "asleep": "requests for tokens get no answer, and /metrics says that it sleeps",
+    "fails_tokens": "every request for tokens is a 500",
+}
+"""Faults that a watchdog has to tell apart. They may come and go while the double serves."""
+
 TEXT = ["Zürich", "liegt", "am", "See", "日本語", "naïve", "🚂", "and", "so", "on"]
 TEMPLATE_TOKENS = 5
 
@@ -55,6 +64,8 @@ class Behaviour:
     tokens_per_chunk: int = 1
     cut_characters: bool = True
     """Write each event in two pieces, cut inside a character where there is one."""
+    prefill_tokens_per_s: float | None = None
+    """How fast prompts are read, one after the other; token counters move only at their end."""
     faults: frozenset[str] = frozenset()
 
 
@@ -72,6 +83,19 @@ class State:
     e2e_s: float = 0.0
     dead: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
+    running: int = 0
+    chunks: int = 0
+    """Steps of the prefill under way, which only the share of the cache in use shows."""
+    page: str | None = None
+    """/metrics as it was when the core froze."""
+    prefill: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that gave up is no fault of the double's."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class EngineDouble:
@@ -86,7 +110,7 @@ class EngineDouble:
             behaviour = double.behaviour
             state = double.state
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -120,6 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        self._hang("frozen_server")
         path = self.path
         if path == "/health":
             self._send(500 if self.state.dead else 200, b"", "text/plain")
@@ -127,7 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
             version = "0.1.0" if self._faulty("wrong_version") else self.behaviour.version
             self._json(200, {"version": version})
         elif path == "/metrics":
-            self._send(200, self._metrics().encode(), "text/plain; version=0.0.4")
+            self._send(200, self._page().encode(), "text/plain; version=0.0.4")
+        elif path == "/is_sleeping":
+            self._json(200, {"is_sleeping": self._faulty("asleep")})
         elif path == "/v1/models":
             if self._let_in():
                 self._json(200, {"object": "list", "data": [self._model()]})
@@ -136,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._hang("frozen_server")
         if self.path.startswith("/v1") and not self._let_in():
             return
         if self.state.dead:
@@ -148,13 +176,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path == "/tokenize":
             self._json(200, {"count": count_tokens(body["messages"]) + self._faulty("tokenize_off"), "tokens": []})
-        elif self.path == "/v1/chat/completions":
-            self._chat(body)
+        elif self.path in ("/v1/chat/completions", "/v1/completions"):
+            self._hang("frozen_core", "asleep")
+            if self._faulty("fails_tokens"):
+                self._error(500, "Internal Server Error")
+            else:
+                self._generate(body)
         else:
             self._error(404, "Not Found")
 
     def _faulty(self, name: str) -> bool:
         return name in self.behaviour.faults
+
+    def _hang(self, *faults: str) -> None:
+        """Wait while one of *faults* lasts."""
+        while any(map(self._faulty, faults)):
+            time.sleep(0.01)
 
     def _let_in(self) -> bool:
         key = self.behaviour.api_key
@@ -183,6 +220,28 @@ class _Handler(BaseHTTPRequestHandler):
             "root": self.behaviour.root,
             "max_model_len": length // 2 if self._faulty("wrong_length") else length,
         }
+
+    def _generate(self, body: dict[str, Any]) -> None:
+        if "prompt" in body:
+            body = {**body, "messages": [{"role": "user", "content": body["prompt"]}]}
+        with self.state.lock:
+            self.state.running += 1
+        try:
+            self._prefill(count_tokens(body["messages"]))
+            self._chat(body)
+        finally:
+            with self.state.lock:
+                self.state.running -= 1
+
+    def _prefill(self, prompt: int) -> None:
+        rate = self.behaviour.prefill_tokens_per_s
+        if rate is None:
+            return
+        with self.state.prefill:
+            until = time.monotonic() + prompt / rate
+            while time.monotonic() < until:
+                time.sleep(0.02)
+                self.state.chunks += 1
 
     def _chat(self, body: dict[str, Any]) -> None:
         limit = self.behaviour.max_model_len
@@ -297,14 +356,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
         self.wfile.flush()
 
+    def _page(self) -> str:
+        with self.state.lock:
+            if not self._faulty("frozen_core"):
+                self.state.page = None
+                return self._metrics()
+            if self.state.page is None:
+                self.state.page = self._metrics()
+            return self.state.page
+
     def _metrics(self) -> str:
         if self._faulty("no_metrics"):
             return "# nothing\n"
         state, labels = self.state, '{engine="0",model_name="double"}'
         values = {
-            "num_requests_running": 0,
+            "num_requests_running": state.running,
             "num_requests_waiting": 0,
-            "kv_cache_usage_perc": 0,
+            "kv_cache_usage_perc": state.chunks % 1000 / 1000,
             "prefix_cache_queries_total": state.prompt_tokens,
             "prefix_cache_hits_total": state.hits,
             "prompt_tokens_total": state.prompt_tokens,
@@ -319,7 +387,10 @@ class _Handler(BaseHTTPRequestHandler):
             "e2e_request_latency_seconds_count": state.finished,
             "cache_config_info": 1,
         }
-        return "# HELP of the double\n" + "".join(f"vllm:{name}{labels} {value}\n" for name, value in values.items())
+        lines = [f"vllm:{name}{labels} {value}\n" for name, value in values.items()]
+        awake = 0 if self._faulty("asleep") else 1
+        lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {awake}\n')
+        return "# HELP of the double\n" + "".join(lines)
 
     def _error(self, status: int, message: str) -> None:
         self._json(status, {"error": {"message": message, "code": status}})

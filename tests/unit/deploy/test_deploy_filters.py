@@ -234,3 +234,65 @@ def test_a_benchmark_is_a_line_for_each_workload() -> None:
         "gpu-1 chat B1: failed; 8 of 32 tokens",
         "gpu-1 chat B2: 31.4 tok/s (spread 4 %)",
     ]
+
+
+def test_what_one_run_asked_for_is_recorded_until_the_inventory_has_it() -> None:
+    overridden = {**PLAN, "image": "x:2", "image_source": {"value": "x:2", "origin": "variant redeploy"}}
+    known = {"fingerprint": "sha256:a", "generation": 1, "deployed": True}
+    assert deploy.deploy_recorded(state(**known), overridden, 1) is False
+    known["overrides"] = {"image": "x:2"}
+    assert deploy.deploy_recorded(state(**known), overridden, 1) is True
+    assert deploy.deploy_recorded(state(**known), PLAN, 1) is False
+    result = {"launch": {"action": "started", "restores": 3, "drain": None}, "ready": {}}
+    assert deploy.deploy_results(result, overridden)["overrides"] == {"image": "x:2"}
+    assert deploy.deploy_results(result)["restores"] == 3
+
+
+BACK = {"generation": 5, "restores": 3, "action": "started", "verified": False, "running": True, "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("back", "more", "text"),
+    [
+        (BACK, (), "chat runs generation 5, which is generation 3 anew, and is accepted by suite smoke."),
+        ({**BACK, "restores": 5}, (), "chat runs generation 5, and is accepted by suite smoke."),
+        ({**BACK, "verified": True}, (), "chat runs generation 5, which is accepted, as before."),
+        ({**BACK, "action": "would_start"}, (), "chat: generation 3 would come back as generation 5."),
+        (
+            {"restores": None, "reason": "No generation of chat is accepted that could come back", "running": False},
+            (),
+            "No generation of chat is accepted that could come back: chat is stopped.",
+        ),
+        (
+            {"restores": None, "reason": "None is accepted", "running": True, "generation": 2},
+            (),
+            "None is accepted: chat goes on with generation 2.",
+        ),
+        (
+            BACK,
+            ("vllm-chat.service did not become ready (SOC-D21)", True),
+            "Going back to generation 3 of chat failed too: vllm-chat.service did not become ready (SOC-D21)."
+            " chat is stopped.",
+        ),
+        (
+            BACK,
+            ("the probe broke.", True, True),
+            "Going back to generation 3 of chat failed too: the probe broke. chat runs generation 5, unproven.",
+        ),
+        (
+            {},
+            ("its image is gone.", True),
+            "Going back to an earlier generation of chat failed too: its image is gone. chat is stopped.",
+        ),
+        ({}, ("its image is gone.", False), "An earlier generation of chat was not brought back: its image is gone."),
+    ],
+)
+def test_the_story_of_a_rollback(back: dict[str, Any], more: tuple[Any, ...], text: str) -> None:
+    story = deploy.rollback_story(back, "chat", *more)
+    assert (story["text"], story["failed"], story["reason"]) == (text, bool(more), more[0] if more else None)
+
+
+def test_an_instance_that_no_host_has_is_named() -> None:
+    hostvars = {"a": {"vllm_instances": {"chat": {}}}, "b": {}, "c": {"vllm_instances": None}}
+    assert deploy.unknown_instances(["chat", "chatt"], hostvars, ["a", "b", "c"]) == ["chatt"]
+    assert deploy.unknown_instances("chat", hostvars, ["a"]) == ["chat"]

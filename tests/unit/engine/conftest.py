@@ -90,6 +90,9 @@ class Host:
         """State of other instances' units, by name of the instance."""
         self.active_us = 0
         self.journal: list[tuple[int, str]] = []
+        self.kernel: list[tuple[int, str]] = []
+        self.oom_killed: str | None = None
+        self.exit_status = 1
         self.reads = 0
         self.secrets: dict[str, tuple[str, str]] = {}
         self.images: dict[str, list[str]] = {}
@@ -171,6 +174,11 @@ class Host:
                     return 1, "", f"{self.refuse}\n"
                 self.images[name] = ["registry/x@sha256:" + "cd" * 32]
                 return 0, "", ""
+            case ["journalctl", "--dmesg", *_]:
+                entries = [json.dumps({"__MONOTONIC_TIMESTAMP": str(at), "MESSAGE": text}) for at, text in self.kernel]
+                return 0, "\n".join(entries), ""
+            case ["podman" | "docker", "container", "inspect", "--format", "{{.State.OOMKilled}}", _]:
+                return (125, "", "no such container") if self.oom_killed is None else (0, self.oom_killed, "")
             case ["journalctl", *_]:
                 self.reads += 1
                 start = int(words[words.index("--after-cursor") + 1]) if "--after-cursor" in words else 0
@@ -219,7 +227,7 @@ class Host:
             "NRestarts": self.nrestarts,
             "InvocationID": f"{self.invocation:032x}" if self.invocation else "",
             "Job": self.job or "",
-            "ExecMainStatus": 1,
+            "ExecMainStatus": self.exit_status,
             "InactiveExitTimestampMonotonic": self.started_us,
             "ActiveEnterTimestampMonotonic": self.active_us,
             "ExecMainStartTimestampMonotonic": self.main_us,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import diagnose
 from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle, listed_devices
-from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import diagnose
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import gpu_guard, has_selinux, raised_limits
 
 UUID = "GPU-5f2c0000-0000-0000-0000-000000000001"

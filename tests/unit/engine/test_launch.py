@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.socle.inference.plugins.module_utils._engine import host_launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import (
@@ -80,11 +81,11 @@ def test_the_module_looks_for_such_containers_on_hosts_with_gpus(
         def start(self, *_given: Any, **_options: Any) -> dict[str, Any]:
             return {"changed": True, "warnings": list(self._reload_victims())}
 
-    monkeypatch.setattr(vllm_launch, "Launcher", Asking)
+    monkeypatch.setattr(host_launcher, "Launcher", Asking)
     monkeypatch.setattr(vllm_launch.AnsibleModule, "warn", lambda _self, text: told.append(text))
     monkeypatch.setattr(vllm_launch, "unit_diff", lambda *_given: [])
     monkeypatch.setattr(
-        vllm_launch, "reload_victims", lambda _run, _root, toolkit: ["trainer"] if toolkit == "1.17.8" else []
+        host_launcher, "reload_victims", lambda _run, _root, toolkit: ["trainer"] if toolkit == "1.17.8" else []
     )
     options = {"plan": plan, "facts": {"gpus": gpus, "toolkit": {"version": "1.17.8"}}, "state_dir": str(tmp_path)}
     with patch_module_args(options), pytest.raises(SystemExit):

@@ -19,10 +19,13 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.ready impo
     Http,
     Waiter,
     await_instance,
+    earlier_records,
     parse_cache_info,
+    weights_bytes,
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+from ansible_collections.socle.inference.plugins.module_utils._records.schema import build, spool_name
 
 from .conftest import Host
 
@@ -175,6 +178,7 @@ def test_a_serving_instance_is_ready_at_once_without_its_journal(
         "ready_s": 34.5,
         "waited_s": 0.0,
         "milestones": {},
+        "phases": {},
         "engine_version": "0.32.0+cpu",
         "models": [{"id": "smol", "root": "/models/X", "max_model_len": 4096}],
         "max_model_len": 4096,
@@ -226,8 +230,9 @@ def test_a_known_fatal_line_stops_the_unit_and_names_the_cause(
         waiter(backend, NOBODY, clock).wait()
     assert clock.now < 6 and host.active == "inactive" and host.count("systemctl", "stop") == 1
     fields = caught.value.fields
-    assert fields["diagnosis"]["id"] == "free_memory" and fields["stopped"] is True
-    assert "Free memory on device cuda:0" in fields["excerpt"][-1]
+    assert fields["diagnosis"]["name"] == "free_memory" and fields["stopped"] is True
+    assert fields["diagnosis"]["id"] in caught.value.message
+    assert any("Free memory on device cuda:0" in line for line in fields["excerpt"][-4:])
     assert "\n" not in caught.value.message
 
 
@@ -247,7 +252,7 @@ def test_lines_of_an_earlier_start_are_no_cause(backend: QuadletBackend, host: H
     host.journal = [(999_999, line) for line in FATAL]
     with pytest.raises(EngineError) as caught:
         waiter(backend, NOBODY, clock, timeout_s=5).wait()
-    assert caught.value.fields["diagnosis"]["id"] == "timeout"
+    assert caught.value.fields["diagnosis"]["name"] == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -270,6 +275,173 @@ def test_a_unit_that_is_gone_ends_the_wait(
     assert clock.now < 4
     assert caught.value.fields["diagnosis"]["line"] == "KeyError: 'odd'"
     assert caught.value.fields["excerpt"] == ["something", "KeyError: 'odd'", "bye"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["(APIServer pid=2) KeyError: 'odd'"], r"ended with status 1 \(exit-code\): KeyError: 'odd'"),
+        (["ModuleNotFoundError: No module named 'torchvision'"], "lacks a package"),
+    ],
+)
+def test_an_engine_that_ended_with_an_error_is_not_started_again_to_meet_it_again(
+    backend: QuadletBackend, host: Host, clock: Clock, lines: list[str], words: str
+) -> None:
+    starting(host)
+    host.journal = [(2_000_000, "something"), *((3_000_000, line) for line in lines), (3_000_001, "bye")]
+
+    def end() -> None:
+        host.sub, host.job, host.result, host.main_us = "auto-restart", 0, "exit-code", 1_000_000
+
+    clock.at[4] = end
+    with pytest.raises(EngineError, match=words) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert clock.now < 6 and caught.value.fields["stopped"] is True
+    assert caught.value.fields["diagnosis"]["line"] == lines[-1].removeprefix("(APIServer pid=2) ")
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "words"),
+    [
+        ({"result": "oom-kill", "exit_status": 9}, "killed_for_memory", "the host's memory"),
+        ({"result": "exit-code", "exit_status": 137}, "killed", r"it was killed \(SIGKILL\)"),
+        ({"result": "signal", "exit_status": 9, "oom_killed": "true"}, "killed_for_memory", "says OOMKilled"),
+        (
+            {
+                "result": "exit-code",
+                "exit_status": 137,
+                "kernel": [
+                    (900_000, "Out of memory: Killed process 1 (earlier)"),
+                    (2_000_000, "Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB"),
+                ],
+            },
+            "killed_for_memory",
+            r"4711 \(VLLM::EngineCor\)",
+        ),
+    ],
+)
+def test_a_lack_of_memory_is_no_crash(
+    backend: QuadletBackend, host: Host, clock: Clock, state: dict[str, Any], name: str, words: str
+) -> None:
+    starting(host)
+    host.journal = [(2_000_000, "something")]
+    ended = {"sub": "auto-restart", "job": 0, "main_us": 1_000_000, **state}
+    clock.at[4] = lambda: [setattr(host, key, value) for key, value in ended.items()]
+    with pytest.raises(EngineError, match=words) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert clock.now < 6 and caught.value.fields["diagnosis"]["name"] == name
+
+
+def test_an_engine_process_that_the_kernel_killed_is_looked_up(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    starting(host)
+    failed = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'E': -9}"
+    host.journal = [(2_000_000, failed)]
+    host.kernel = [(1_900_000, "Out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB")]
+    with pytest.raises(EngineError, match="ran out") as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert caught.value.fields["diagnosis"]["line"] == host.kernel[0][1]
+
+
+def test_an_engine_that_serves_with_a_broken_chat_template_is_not_ready(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    starting(host)
+    engine.health = 503
+    broken = (FIXTURES / "failed-template-v0.32.0.log").read_text(encoding="utf-8").splitlines()
+
+    def serve() -> None:
+        # All in one look: what it said, that it is healthy, and that its unit is up.
+        host.journal.extend((5_000_000, line) for line in broken)
+        engine.health = 200
+        up(host)
+
+    clock.at[4] = serve
+    with pytest.raises(EngineError, match="chat template cannot be read as Jinja"):
+        waiter(backend, url(engine), clock).wait()
+    assert host.active == "inactive"
+
+
+def test_the_reason_of_a_hang_is_named_with_the_time_limit(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    starting(host)
+    stuck = (
+        "(EngineCore pid=4) INFO 11-30 09:43:57 [shm_broadcast.py:68] No available shared memory broadcast block found"
+    )
+    host.journal = [(2_000_000, f"{stuck} in 60 seconds. This typically happens when some processes are hanging.")]
+    with pytest.raises(EngineError, match=r"does not serve after 30 s.*waited for another.*NCCL_P2P_DISABLE") as caught:
+        waiter(backend, NOBODY, clock, timeout_s=30).wait()
+    assert caught.value.fields["diagnosis"]["name"] == "timeout"
+
+
+def test_an_error_that_the_engine_got_over_is_not_blamed_for_a_hang(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    starting(host)
+    host.journal = [
+        (2_000_000, "(Worker pid=4) ERROR 11-30 09:43:57 [x.py:1] ModuleNotFoundError: No module named 'odd'"),
+        (2_000_001, "(Worker pid=4) INFO 11-30 09:43:57 [x.py:68] Starting to load model /models/X..."),
+    ]
+    with pytest.raises(EngineError, match="does not serve after 30 s, last seen at 'loading weights'") as caught:
+        waiter(backend, NOBODY, clock, timeout_s=30).wait()
+    assert "Starting to load model" in caught.value.fields["diagnosis"]["line"]
+
+
+def test_progress_shows_the_weights_in_bytes_and_what_was_expected(
+    backend: QuadletBackend, host: Host, clock: Clock, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    plan["mounts"][0]["source"] = str(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    for number in range(4):
+        (tmp_path / "model" / f"model-{number}.safetensors").write_bytes(b"x" * 1000)
+    assert weights_bytes(plan) == 4000
+    shown: list[dict[str, Any]] = []
+
+    class Shown(Progress):
+        def update(self, phase: str, *args: Any, **more: Any) -> None:
+            shown.append({"phase": phase, **more})
+
+    starting(host)
+    shard = "Loading safetensors checkpoint shards:  {} Completed | {}/4 [00:01<00:03,  1.00s/it]"
+    host.journal = [(2_000_000, "INFO 11-30 09:43:57 [x.py:68] Starting to load model /models/X...")]
+    clock.at[5] = lambda: host.journal.append((6_000_000, shard.format("25%", 1)))
+    with pytest.raises(EngineError):
+        Waiter(
+            backend,
+            "chat",
+            Http(NOBODY),
+            timeout_s=20,
+            expected={"loading weights": 40.0, "compiling": 35.0},
+            size_bytes=weights_bytes(plan),
+            progress=Shown(),
+            clock=clock,
+            sleep=clock.sleep,
+        ).wait()
+    last = shown[-1]
+    assert (last["phase"], last["done"], last["total"], last["unit"]) == ("loading weights", 1000, 4000, "B")
+    assert "of about 40s in this phase, about 1m15s expected in all, at most 20s" in last["detail"]
+
+
+def test_earlier_deployments_are_read_from_the_host_s_records(tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    for number, (instance, kind) in enumerate((("chat", "deploy"), ("other", "deploy"), ("chat", "benchmark"))):
+        record, text = build(
+            kind=kind,
+            host="lab1",
+            instance=instance,
+            started="2026-11-30T08:00:00Z",
+            finished=f"2026-11-30T08:00:0{number}Z",
+            verdict="passed",
+            results={"phases": {"loading weights": 12.5}},
+            tool_version="0.1.0",
+        )
+        (folder / spool_name(record, text)).write_text(text)
+    (folder / "20261130T080009Z-chat-deploy-0123456789ab.json").write_text("{")
+    (folder / "notes.txt").write_text("")
+    found = earlier_records(tmp_path, "chat")
+    assert [record["finished"] for record in found] == ["2026-11-30T08:00:00Z"]
+    assert earlier_records(tmp_path / "absent", "chat") == []
 
 
 def test_a_restart_loop_ends_the_wait(backend: QuadletBackend, host: Host, clock: Clock) -> None:
@@ -295,7 +467,7 @@ def test_another_server_on_the_port_is_named(backend: QuadletBackend, host: Host
     with pytest.raises(EngineError, match=r"lists the models \['other'\], expected \['smol'\]") as caught:
         waiter(backend, url(engine), clock).wait()
     # What counts as failed does not go on serving.
-    assert caught.value.fields["diagnosis"]["id"] == "served_names"
+    assert caught.value.fields["diagnosis"]["name"] == "served_names"
     assert caught.value.fields["stopped"] is True and host.active == "inactive"
 
 
@@ -391,7 +563,7 @@ def test_a_start_that_an_interrupted_run_left_behind_is_followed_to_its_end(
     clock.at[90] = lambda: host.journal.extend((92_000_000, line) for line in FATAL)
     with pytest.raises(EngineError) as caught:
         waiter(backend, NOBODY, clock, timeout_s=300, started=launch["starting"]).wait()
-    assert caught.value.fields["diagnosis"]["id"] == "free_memory" and host.active == "inactive"
+    assert caught.value.fields["diagnosis"]["name"] == "free_memory" and host.active == "inactive"
 
 
 def test_the_api_key_is_sent_and_a_wrong_one_is_named_but_not_shown(
@@ -403,7 +575,7 @@ def test_the_api_key_is_sent_and_a_wrong_one_is_named_but_not_shown(
     with pytest.raises(EngineError, match="refuses the API key") as caught:
         waiter(backend, url(engine), clock, "wrong-key").wait()
     assert "wrong-key" not in str(caught.value.fields) + caught.value.message
-    assert caught.value.fields["diagnosis"]["id"] == "api_key" and host.active == "inactive"
+    assert caught.value.fields["diagnosis"]["name"] == "api_key" and host.active == "inactive"
 
 
 def test_an_engine_that_only_chats_is_asked_by_chat(

@@ -57,3 +57,5 @@ def test_only_what_was_started_and_given_up_is_marked_as_failed(
 def test_the_wait_is_told_whether_the_start_is_to_be_proven(launch: dict[str, Any]) -> None:
     wait = tasks("block")["Wait until the instance serves"]["socle.inference.vllm_ready"]
     assert evaluate(wait["started"], launch, {}) is launch["starting"]
+    # Where earlier starts are on record, by which the time that this one takes is expected.
+    assert wait["state_dir"] == "{{ vllm_service_state_dir }}"

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.checks import IDS, Knowledge
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
+from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import (
     Request,
     Resolution,
     Template,
     resolve,
 )
+from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION, DataPath
 
 
 def gpu_class(name: str, family: str, pci_id: str, product: str, **changes: Any) -> dict[str, Any]:
@@ -146,16 +150,24 @@ def facts() -> dict[str, dict[str, Any]]:
     return copy.deepcopy({"cpu": CPU_FACTS, "gpu": GPU_FACTS})
 
 
+def knowledge(**ignored: str) -> Knowledge:
+    """The shipped rules and flag schemas, with ids (written with an underscore) that are passed over for a reason."""
+    reasons = {name.replace("_", "-"): reason for name, reason in ignored.items()}
+    return Knowledge(load_rules(DataPath([]), reasons, IDS), read_schemas([COLLECTION / FOLDER]))
+
+
 @pytest.fixture
 def plan_all(documents: dict[str, dict[str, Any]]) -> Any:
-    """Plans instances of a host; by default one of class cpu with fitting facts."""
+    """Plans instances of a host; by default one of class cpu with fitting facts, and without *knowledge*."""
 
     def call(instances: Any, **changes: Any) -> Resolution:
+        known = changes.pop("knowledge", None)
         settings: dict[str, Any] = {"facts": CPU_FACTS, "host_class": "cpu", "host": "gpu1", **changes}
         return resolve(
             Request(instances=instances, **settings),
             Catalogue(MemoryReader(documents)),
             lambda name: Template(f"/controller/{name}", "ab" * 32),
+            known,
         )
 
     return call

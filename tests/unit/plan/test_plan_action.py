@@ -164,4 +164,85 @@ cpu:
         assert f"vllm_instances of {name} cannot be used" in output
     assert "'typoo' is undefined" in output
     if playbook == "plan":
-        assert "smollm2-135m-instruct" in output and stats["good"]["ok"] > stats["absent"]["ok"]
+        assert output.count("smollm2-135m-instruct on cpu") == 1, "only one of them has an instance"
+
+
+def test_findings_reach_whoever_plans_and_a_site_passes_them_over(folder: Path) -> None:
+    (folder / "hosts.yml").write_text(
+        """
+cpu:
+  vars:
+    gpu_facts_file: "{{ inventory_dir }}/facts.json"
+    misspelt: {max-num-sekvs: 4}
+    vllm_flags_group: "{{ misspelt }}"
+    vllm_instances: {chat: {model: smollm2-135m-instruct}}
+  hosts:
+    refused: {}
+    unknown: {vllm_rules_ignored: {SOC-F77: none}}
+    patched: {vllm_rules_ignored: {SOC-F01: "{{ 'our own image' }}"}, socle_notes: true}
+    undefined: {vllm_rules_ignored: "{{ nope }}"}
+""",
+        encoding="utf-8",
+    )
+    code, _tasks, output = ansible(
+        folder, "-e", "ansible_become=false", playbook=str(ROOT / "playbooks/plan.yml"), host=None
+    )
+    assert code == 2, output
+    stats = json.JSONDecoder().raw_decode(output[output.index('{\n    "custom_stats"') :])[0]["stats"]
+    assert {name for name, counts in stats.items() if counts["failures"]} == {"refused", "unknown", "undefined"}
+    assert "vllm_instances.chat (max-num-sekvs by vllm_flags_group): Neither vLLM" in output
+    assert "(SOC-F01, which vllm_rules_ignored passes over with a reason)" in output
+    assert "vllm_rules_ignored names 'SOC-F77', which is the id of no rule" in output
+    assert "vllm_rules_ignored of undefined cannot be evaluated" in output
+    assert "warning SOC-F01: " in output and "(passed over by vllm_rules_ignored: our own image)" in output
+    assert "    SOC-R58: " in output, "notes were asked for"
+
+
+def test_a_deployment_on_record_calibrates_the_next_plan(folder: Path) -> None:
+    (folder / "zz_records.yml").write_text("plugin: socle.inference.records\n", encoding="utf-8")
+    (folder / "hosts.yml").write_text(
+        f"""
+a800_pcie_80g:
+  vars:
+    ansible_connection: local
+    ansible_python_interpreter: "{{{{ ansible_playbook_python }}}}"
+    gpu_facts_file: {ROOT}/inventories/example/.facts/a800-1.json
+    vllm_instances: {{agents: {{model: qwen3.8-27b, gpus: [0, 1]}}}}
+  hosts:
+    gpu1: {{}}
+    gpu2: {{}}
+""",
+        encoding="utf-8",
+    )
+    (folder / "play.yml").write_text(
+        """
+- hosts: gpu1
+  gather_facts: false
+  tasks:
+    - socle.inference.vllm_plan:
+        facts_file: "{{ gpu_facts_file }}"
+      register: planned
+    - socle.inference.record:
+        kind: deploy
+        instance: agents
+        plan: "{{ planned.plans.agents }}"
+        started: "2026-11-30T09:00:00Z"
+        finished: "2026-11-30T09:05:00Z"
+        verdict: passed
+        results:
+          max_model_len: 262144
+          milestones: {weights: {gib: 26.08}, kv_memory: {gib: 45.5}}
+        state_dir: "{{ inventory_dir }}/state"
+""",
+        encoding="utf-8",
+    )
+    inventory = ["-i", "zz_records.yml"]
+    code, tasks, output = ansible(folder, *inventory)
+    assert code == 0, output
+    assert tasks[1]["record"]["results"]["calibration"]["weights_bytes"] == int(26.08 * 1024**3)
+    plan = str(ROOT / "playbooks/plan.yml")
+    code, _tasks, output = ansible(folder, *inventory, "-e", "ansible_become=false", playbook=plan, host=None)
+    assert code == 0, output
+    # On both: the second has the class of the first.
+    assert output.count("KV cache 45.50 GiB (give or take 1.00), headroom") == 2, output
+    assert output.count("measured on this host class") == 2

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.plan.conftest import knowledge
+
 CHAT = {"model": "small-chat"}
 PAIR = {**CHAT, "gpus": [0, 1]}
 H200 = {"pci_device_id": "10de:2335", "product": "NVIDIA H200", "memory_mib": 143771}
@@ -160,48 +162,34 @@ def cuda(documents: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("version", "driver", "parts"),
+    ("version", "driver", "env", "told"),
     [
-        ("13.0", "580.65.06", None),
-        ("13.0", "595.45.04", None),
-        ("13.0", None, None),
-        ("13.0", "575.57.08", ["CUDA 13.0", "driver 580 or newer", "gpu1 has 575.57.08", "vllm:v0.26.0-cu129"]),
-        ("12.9", "525.60.13", None),
+        ("13.0", "580.65.06", {}, []),
+        ("13.0", "595.45.04", {}, []),
+        ("13.0", None, {}, []),
+        ("12.9", "525.60.13", {}, []),
+        ("13.0", "575.57.08", {}, ["CUDA 13", "driver 580 or newer", "the host has 575.57.08", "-cu129", "SOC-R59"]),
+        ("13.0", "575.57.08", {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}, []),
+        ("13.0", "575.57.08", {"VLLM_ENABLE_CUDA_COMPATIBILITY": "0"}, ["driver 580 or newer"]),
     ],
 )
 def test_the_image_s_cuda_is_compared_with_the_driver(
-    on_gpus: Any, refused: Any, gpu_facts: Any, cuda: Any, version: str, driver: Any, parts: list[str] | None
+    on_gpus: Any, refused: Any, gpu_facts: Any, cuda: Any, version: str, driver: Any, env: Any, told: list[str]
 ) -> None:
     cuda(version)
     gpu_facts["driver"]["version"] = driver
-    if parts is None:
-        assert on_gpus({"a": PAIR}).plans["a"]["warnings"] == []
+    instances = {"a": {**PAIR, "env": env}}
+    if told:
+        message = refused(instances, knowledge=knowledge())
+        assert [part for part in told if part not in message] == []
     else:
-        message = refused({"a": PAIR})
-        assert [part for part in parts if part not in message] == []
-
-
-def test_no_cuda_12_image_is_proposed_where_it_would_not_run(
-    refused: Any, gpu_facts: Any, cuda: Any, documents: Any
-) -> None:
-    documents["profiles/host_classes"]["a800_pcie_80g"]["driver"]["minimum"] = "450"
-    gpu_facts["driver"]["version"] = "470.57.02"
-    cuda("12.9")
-    assert "driver 525 or newer" in refused({"a": PAIR}) and "cu129" not in refused({"a": PAIR})
-    cuda("13.0")
-    assert "driver 580 or newer" in refused({"a": PAIR}) and "cu129" not in refused({"a": PAIR})
-
-
-def test_an_image_by_digest_gets_a_hint_instead_of_a_name(refused: Any, gpu_facts: Any, cuda: Any) -> None:
-    cuda("13.0", image="registry.example:5000/vllm@sha256:" + "a" * 64)
-    gpu_facts["driver"]["version"] = "570.86.15"
-    assert "(a tag that ends in -cu129)" in refused({"a": PAIR})
+        assert on_gpus(instances, knowledge=knowledge()).plans["a"]["sealed"] is False
 
 
 def test_a_driver_older_than_the_class_needs_is_refused_once(refused: Any, gpu_facts: Any, cuda: Any) -> None:
     cuda("13.0")
     gpu_facts["driver"]["version"] = "470.57.02"
-    message = refused({"a": PAIR, "b": {**CHAT, "gpus": [2, 3], "port": 8001}})
+    message = refused({"a": PAIR, "b": {**CHAT, "gpus": [2, 3], "port": 8001}}, knowledge=knowledge())
     assert "driver 470.57.02" in message and "class a800_pcie_80g need 525 or newer" in message
 
 
@@ -216,20 +204,6 @@ def test_versions_are_compared_as_numbers(on_gpus: Any, refused: Any, gpu_facts:
 def test_nothing_is_known_of_an_image_that_replaces_the_profile_s(on_gpus: Any, gpu_facts: Any, cuda: Any) -> None:
     cuda("13.0")
     gpu_facts["driver"]["version"] = "570.86.15"
-    plan = on_gpus({"a": {**PAIR, "image": "registry.example/vllm:v0.26.0-cu129"}}).plans["a"]
-    assert [warning["id"] for warning in plan["warnings"]] == ["image-override"]
-
-
-@pytest.mark.parametrize("value", ["1", 1])
-def test_the_compatibility_switch_makes_it_a_warning(on_gpus: Any, gpu_facts: Any, cuda: Any, value: Any) -> None:
-    cuda("13.0")
-    gpu_facts["driver"]["version"] = "570.86.15"
-    plan = on_gpus({"a": {**PAIR, "env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": value}}}).plans["a"]
-    (told,) = plan["warnings"]
-    assert told["id"] == "driver-older-than-cuda" and "error 804" in told["message"]
-
-
-def test_the_compatibility_switch_that_is_off_changes_nothing(refused: Any, gpu_facts: Any, cuda: Any) -> None:
-    cuda("13.0")
-    gpu_facts["driver"]["version"] = "570.86.15"
-    assert "driver 580" in refused({"a": {**PAIR, "env": {"VLLM_ENABLE_CUDA_COMPATIBILITY": "0"}}})
+    instances = {"a": {**PAIR, "image": "registry.example/vllm:v0.26.0-cu129"}}
+    plan = on_gpus(instances, knowledge=knowledge()).plans["a"]
+    assert plan["warnings"][0]["id"] == "image-override"

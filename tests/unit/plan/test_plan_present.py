@@ -14,9 +14,11 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.present impo
     plan_url,
 )
 
+from tests.unit.plan.conftest import knowledge
+
 
 def test_the_table_explains_each_value(plan_one: Any) -> None:
-    plan = plan_one({"flags": {"hf-overrides": {"b": 1, "a": 2}}, "expose": "all"})
+    plan = plan_one({"flags": {"hf-overrides": {"b": 1, "a": 2}}, "expose": "all"}, knowledge=knowledge())
     table = "\n".join(plan_table(plan))
     for pattern in [
         r"gpu1 chat: small-chat on cpu, profile default, vLLM 0\.26\.0",
@@ -26,10 +28,12 @@ def test_the_table_explains_each_value(plan_one: Any) -> None:
         r"--hf-overrides +\{\"a\": 2, \"b\": 1\} +vllm_instances\.chat\.flags",
         r"HF_HUB_OFFLINE +1 +profiles/engine\.yml",
         r"/models/Small-Chat +read only +known once fetched",
-        r"warning open-endpoint: .*api_key",
+        r"warning SOC-R80: .*api_key",
     ]:
         assert re.search(pattern, table), pattern
-    flags = [line.split()[0] for line in plan_table(plan) if line.strip().startswith("--")]
+    lines = plan_table(plan)
+    explained = lines[lines.index("  flags") : lines.index("  environment")]
+    flags = [line.split()[0] for line in explained if line.strip().startswith("--")]
     assert flags == [word for word in plan["argv"] if word.startswith("--")]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import withhold_secrets
 
+from tests.unit.plan.conftest import knowledge
+
 KEY = "sk-very-secret-0815"
 PROMOTED = "small-chat--cpu/default"
 
@@ -77,6 +79,24 @@ def test_a_stronger_layer_wins_and_is_named(
     assert source["evidence"] == ({"experiment": "e1"} if LAYERS[strongest] == "promoted" else None)
 
 
+def test_a_variant_may_be_for_some_instances_only(plan_one: Any) -> None:
+    for names, value in ((["chat"], "3"), (["other"], None)):
+        plan = plan_one({}, variant={"name": "redeploy", "instances": names, "flags": {"max-num-seqs": 3}})
+        source = plan["sources"].get("max-num-seqs", {})
+        assert (source.get("origin") == "variant redeploy") is (value == "3")
+
+
+@pytest.mark.parametrize(("instance", "value"), [({}, None), ({"drain_s": 60}, 60), ({"drain_s": 0}, 0)])
+def test_the_time_to_drain_is_a_flag_of_the_engine(instance: dict[str, Any], value: int | None, plan_one: Any) -> None:
+    plan = plan_one(instance)
+    assert ("--shutdown-timeout" in plan["argv"]) is (value is not None)
+    if value is not None:
+        assert plan["sources"]["shutdown-timeout"]["value"] == value
+        assert plan["sources"]["shutdown-timeout"]["origin"] == "vllm_instances.chat.drain_s"
+    stronger = plan_one({**instance, "flags": {"shutdown-timeout": 7}})
+    assert stronger["sources"]["shutdown-timeout"]["value"] == 7
+
+
 def test_null_removes_and_an_opposite_replaces(plan_one: Any) -> None:
     plan = plan_one({"flags": {"reasoning-parser": None, "no-enable-prefix-caching": True}})
     assert "--reasoning-parser" not in plan["argv"]
@@ -110,7 +130,8 @@ def test_promoted_settings_reach_only_their_profile(plan_one: Any) -> None:
 def test_expose_decides_the_listening_address(plan_one: Any, expose: str, address: str | None, host: str) -> None:
     plan = plan_one({"expose": expose}, address=address)
     assert plan["argv"][1:3] == ["--host", host]
-    assert [warning["id"] for warning in plan["warnings"]] == ([] if expose == "loopback" else ["open-endpoint"])
+    told = plan_one({"expose": expose}, address=address, knowledge=knowledge())["warnings"]
+    assert [warning["id"] for warning in told] == ([] if expose == "loopback" else ["SOC-R80"])
 
 
 def test_a_chat_template_is_mounted_by_content(plan_all: Any) -> None:
@@ -198,7 +219,6 @@ CHAT = {"model": "small-chat"}
         ({"chat": {**CHAT, "api_key": KEY + "\x7f"}}, ["chat.api_key", "withheld"]),
         ({"chat": {"model": "smal-chat"}}, ["no known model", "known: small-chat", "did you mean 'small-chat'"]),
         ({"chat": {**CHAT, "profile": "saef"}}, ["does not have", "default, safe", "did you mean 'safe'"]),
-        ({"chat": {**CHAT, "flags": {"max-model-len": 9000}}}, ["chat.flags", "9000", "8192"]),
         ({"chat": {**CHAT, "flags": {"max-model-len": "long"}}}, ["number of tokens", "'long'"]),
         ({"a": CHAT, "b": CHAT}, ["port 8000", "a and b"]),
     ],

@@ -152,3 +152,31 @@ def test_another_launch_running_than_was_deployed_is_drift() -> None:
     assert live_drift(state, {"launch_fingerprint": FP1}) == []
     assert live_drift(state, {"launch_fingerprint": FP2}) == [{"item": "running", "expected": FP1, "found": FP2}]
     assert live_drift(None, None) == []
+
+
+def test_what_one_run_asked_for_is_drift_until_a_deployment_without_it() -> None:
+    overrides = {"flags": {"max-num-seqs": 4, "enforce-eager": True}, "image": "x:2"}
+    tried = make("deploy", 1, results={"overrides": overrides})
+    state = state_of(tried, make("acceptance", 2))
+    assert state["accepted"] is True and state["overrides"] == overrides
+    found = "flags enforce-eager, max-num-seqs; image"
+    assert state["drift"] == [{"item": "overrides", "expected": None, "found": found}]
+    assert groups_of({"instances": {"chat": state}}) == ["accepted", "drifted"]
+    state = state_of(tried, make("acceptance", 2), make("deploy", 3, results={"overrides": {}}))
+    assert state["drift"] == [] and state["overrides"] == {}
+    assert state_of(make("deploy", 1, results={"overrides": "hostile"}))["overrides"] == {}
+
+
+def test_the_last_incident_of_the_launch_that_runs_is_shown_and_makes_no_drift() -> None:
+    results = {"action": "restart", "reason": "nothing moved", "likely_causes": ["x"], "evidence": {"journal": ["y"]}}
+    incident = make("incident", 3, results=results, verdict="failed", environment_fingerprint=None, generation=2)
+    state = state_of(make("deploy", 1), make("acceptance", 2, environment_fingerprint=ENV2), incident)
+    assert state["incident"] == {
+        "at": "2026-11-30T09:03:00Z",
+        "generation": 2,
+        "action": "restart",
+        "reason": "nothing moved",
+        "likely_causes": ["x"],
+    }
+    assert (state["accepted"], state["drift"]) == (True, [])
+    assert state_of(incident, make("deploy", 4, launch_fingerprint=FP2))["incident"] is None

@@ -111,3 +111,12 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     text = status_table([{"host": "a\x1b[31mb\nc\u202ed\u2028e", "model": "{{ 1 + 1 }}"}])
     assert len(text.splitlines()) == 2 and "\x1b" not in text and "\u202e" not in text
     assert "{{ 1 + 1 }}" in text
+
+
+def test_an_incident_has_a_column_where_there_was_one() -> None:
+    records = [make("incident", 4, verdict="failed")[0], make("acceptance", 2)[0], make("deploy", 1)[0]]
+    state = host_state({"chat": records})
+    rows = rows_of_host("gpu1", declared=DECLARED, running=RUNNING, state=state)
+    head, line = status_table([*rows, *rows_of_host("gpu2", declared=DECLARED, running={})]).splitlines()[:2]
+    assert head.endswith("INCIDENT") and line.endswith("2026-11-30T09:04Z")
+    assert "INCIDENT" not in status_table(rows_of_host("gpu1", declared=DECLARED, running=RUNNING, state=STATE))

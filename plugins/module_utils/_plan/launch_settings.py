@@ -1,0 +1,174 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What of a launch decides how its GPU memory is divided: flags, variables and the defaults of the version.
+
+Defaults were read in the sources of vLLM 0.19.1, 0.23.0, 0.26.0 and 0.32.0. Private to socle.inference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
+
+GIB = 1024**3
+
+MTP_METHODS = frozenset({"mtp", "qwen3_next_mtp", "qwen3_5_mtp", "deepseek_mtp"})
+"""Speculation by layers of the checkpoint itself; the older names are aliases of "mtp"."""
+
+DROPS_LAST_BLOCK = MTP_METHODS | {"eagle", "eagle3", "dflash", "dspark"}
+"""Methods that read hidden states, so that the last matching block of the prefix cache is computed again."""
+
+WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that need no layer of their own."""
+
+GRAPHS_COUNTED_SINCE = (0, 20, 2)
+"""From here on the estimate for CUDA graphs is taken off the KV cache; before only with
+VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1."""
+
+RETENTION_SINCE = (0, 29)
+"""From here on checkpoints of recurrent states are only kept where they are likely to be used again."""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """ "0.26.0+cu129" -> (0, 26, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The settings of one launch. Lengths in tokens; None means that the engine decides and nobody knows how."""
+
+    vllm_version: str
+    max_model_len: int
+    model: str = ""
+    """The name of the model file."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    gpu_memory_utilization: float = 0.92
+    kv_cache_dtype: str = "auto"
+    speculative_method: str | None = None
+    speculative_tokens: int = 0
+    prefix_caching: bool = True
+    state_cache_mode: str = "auto"
+    """mamba-cache-mode as asked for: "auto", "align", "all" or "none"."""
+    retention_interval: int = 0
+    """prefix-cache-retention-interval; -1 keeps every checkpoint."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enforce_eager: bool = False
+    language_model_only: bool = False
+    encoder_data_parallel: bool = False
+    """mm-encoder-tp-mode "data": each GPU holds the whole vision tower."""
+    graphs_counted: bool = True
+    cpu: bool = False
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return version_numbers(self.vllm_version)
+
+    @property
+    def mtp(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method in MTP_METHODS
+
+    @property
+    def drops_last_block(self) -> bool:
+        return self.speculative_tokens > 0 and self.speculative_method in DROPS_LAST_BLOCK
+
+
+def launch_from(
+    flags: Mapping[str, Any],
+    env: Mapping[str, Any],
+    vllm_version: str,
+    max_model_len: int,
+    memory_mib: int | None = None,
+    product: str = "",
+    model: str = "",
+) -> Launch:
+    """Settings from full flag names without dashes, as planned. *memory_mib* is None on a host without a GPU.
+
+    *product* is what nvidia-smi calls the GPU: vLLM's defaults depend on its memory and on "a100" in its name.
+    """
+    version = version_numbers(vllm_version)
+    cpu = memory_mib is None
+    speculation = _map(flags.get("speculative-config"))
+    tokens = _whole(speculation.get("num_speculative_tokens")) or 0
+    method = speculation.get("method")
+    estimate = str(env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", ""))
+    default_batched, default_seqs = _scheduler_defaults(memory_mib, product)
+    return Launch(
+        vllm_version=vllm_version,
+        max_model_len=max_model_len,
+        model=model,
+        tensor_parallel=_whole(flags.get("tensor-parallel-size")) or 1,
+        pipeline_parallel=_whole(flags.get("pipeline-parallel-size")) or 1,
+        gpu_memory_utilization=_number(flags.get("gpu-memory-utilization"), 0.9 if version < (0, 20) else 0.92),
+        kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
+        speculative_method=str(method) if method else None,
+        speculative_tokens=tokens,
+        prefix_caching=not flags.get("no-enable-prefix-caching") and flags.get("enable-prefix-caching") is not False,
+        state_cache_mode=str(flags.get("mamba-cache-mode") or "auto"),
+        retention_interval=_whole(flags.get("prefix-cache-retention-interval")) or 0,
+        max_num_seqs=parse_size(flags.get("max-num-seqs")) or default_seqs,
+        max_num_batched_tokens=parse_size(flags.get("max-num-batched-tokens")) or default_batched,
+        block_size=_whole(flags.get("block-size")),
+        kv_cache_memory_bytes=_kv_bytes(flags, env, cpu),
+        num_gpu_blocks_override=_whole(flags.get("num-gpu-blocks-override")),
+        enforce_eager=bool(flags.get("enforce-eager")),
+        language_model_only=bool(flags.get("language-model-only")),
+        encoder_data_parallel=flags.get("mm-encoder-tp-mode") == "data",
+        graphs_counted=estimate == "1" if estimate else version >= GRAPHS_COUNTED_SINCE,
+        cpu=cpu,
+    )
+
+
+def _scheduler_defaults(memory_mib: int | None, product: str) -> tuple[int | None, int | None]:
+    """(max-num-batched-tokens, max-num-seqs) of the API server where the flags are not set."""
+    if memory_mib is None:
+        return None, None
+    if memory_mib >= 160 * 1024:
+        return 16384, 1024
+    if memory_mib >= 70 * 1024 and "a100" not in product.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _kv_bytes(flags: Mapping[str, Any], env: Mapping[str, Any], cpu: bool) -> int | None:
+    explicit = parse_size(flags.get("kv-cache-memory-bytes")) or parse_size(flags.get("kv-cache-memory"))
+    if explicit is not None or not cpu:
+        return explicit
+    space = _number(env.get("VLLM_CPU_KVCACHE_SPACE"), 0.0)
+    return int(space * GIB) or None
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d+", value) else None
+
+
+def _number(value: Any, default: float) -> float:
+    if isinstance(value, bool) or value is None:
+        return default
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return default

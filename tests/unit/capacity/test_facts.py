@@ -1,0 +1,124 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Facts of model files and flags of launches, as the planner of memory reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import ARCHITECTURE, architecture
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
+    GIB,
+    launch_from,
+    version_numbers,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems
+
+from .models import H200_MTP2, HYBRID_27B, S3, SMOLLM2, build
+
+
+@pytest.mark.parametrize("content", [HYBRID_27B, SMOLLM2, {}])
+def test_real_models_pass_the_schema(content: dict[str, Any]) -> None:
+    problems = Problems()
+    ARCHITECTURE(content, "architecture", problems)
+    assert not problems.sentences
+
+
+def test_misspelt_keys_are_told() -> None:
+    problems = Problems()
+    ARCHITECTURE({"linear_attention": {"key_head": 16}, "dtype": "fp8"}, "architecture", problems)
+    assert "did you mean 'key_heads'?" in problems.sentences[0]
+    assert "architecture.dtype" in problems.sentences[1]
+
+
+def test_each_kind_of_layer_is_told_by_the_other() -> None:
+    linear = {name: value for name, value in HYBRID_27B["linear_attention"].items() if name != "layers"}
+    by_full = build({**HYBRID_27B, "linear_attention": linear})
+    by_linear = build({name: value for name, value in HYBRID_27B.items() if name != "full_attention_layers"})
+    for found in (by_full, by_linear):
+        assert found.linear is not None
+        assert (found.full_attention_layers, found.linear.layers) == (16, 48)
+
+
+@pytest.mark.parametrize("changes", [{"full_attention_layers": 17}, {"layers": 60}, {"full_attention_layers": 0}])
+def test_layers_that_do_not_add_up_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="layers"):
+        architecture({**HYBRID_27B, **changes})
+
+
+def test_kinds_that_cannot_be_told_are_refused() -> None:
+    linear = {name: value for name, value in HYBRID_27B["linear_attention"].items() if name != "layers"}
+    content = {**HYBRID_27B, "linear_attention": linear}
+    del content["full_attention_layers"]
+    with pytest.raises(PlanError, match="full_attention_layers"):
+        architecture(content)
+
+
+@pytest.mark.parametrize("missing", ["layers", "kv_heads", "head_dim"])
+def test_without_what_every_figure_needs_there_is_none(missing: str) -> None:
+    assert architecture({name: value for name, value in HYBRID_27B.items() if name != missing}) is None
+
+
+def test_flags_become_settings() -> None:
+    launch = launch_from(
+        {
+            "tensor-parallel-size": 2,
+            "gpu-memory-utilization": 0.95,
+            "kv-cache-dtype": "fp8",
+            "speculative-config": {"method": "mtp", "num_speculative_tokens": 3},
+            "enable-prefix-caching": True,
+            "max-num-seqs": 256,
+            "max-num-batched-tokens": 8192,
+        },
+        {},
+        "0.26.0",
+        262144,
+        memory_mib=81920,
+        product="NVIDIA A800 80GB PCIe",
+        model="qwen3.8-27b",
+    )
+    assert launch == S3
+
+
+def test_json_in_a_string_and_switches_are_read_too() -> None:
+    flags = {
+        "speculative-config": '{"method": "mtp", "num_speculative_tokens": 2}',
+        "max-num-seqs": "2",
+        "language-model-only": True,
+        "model-is-not-a-flag-here": 1,
+    }
+    launch = launch_from(flags, {}, "0.26.0", 131072, memory_mib=143771, product="NVIDIA H200", model="qwen-27b-shape")
+    assert launch == H200_MTP2
+
+
+def test_defaults_are_those_of_the_version_and_the_gpu() -> None:
+    old = launch_from({}, {}, "0.19.1", 4096, memory_mib=81920, product="NVIDIA A100-SXM4-80GB")
+    new = launch_from({}, {}, "0.26.0", 4096, memory_mib=81559, product="NVIDIA H100 80GB HBM3")
+    assert (old.gpu_memory_utilization, old.max_num_batched_tokens, old.max_num_seqs) == (0.9, 2048, 256)
+    assert (new.gpu_memory_utilization, new.max_num_batched_tokens, new.max_num_seqs) == (0.92, 8192, 1024)
+    assert (old.graphs_counted, new.graphs_counted) == (False, True)
+    assert old.prefix_caching and new.prefix_caching
+
+
+def test_switches_turn_things_off() -> None:
+    env = {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}
+    launch = launch_from({"no-enable-prefix-caching": True, "enforce-eager": True}, env, "0.26.0", 4096, 81920)
+    assert (launch.prefix_caching, launch.enforce_eager, launch.graphs_counted) == (False, True, False)
+
+
+@pytest.mark.parametrize("flag", ["kv-cache-memory-bytes", "kv-cache-memory"])
+def test_bytes_of_kv_cache_are_taken_as_given(flag: str) -> None:
+    assert launch_from({flag: "8G"}, {}, "0.26.0", 4096, 81920).kv_cache_memory_bytes == 8 * GIB
+
+
+def test_a_processor_has_its_space_in_the_environment() -> None:
+    launch = launch_from({}, {"VLLM_CPU_KVCACHE_SPACE": "1"}, "0.32.0", 4096)
+    assert launch.cpu and launch.kv_cache_memory_bytes == GIB
+    assert launch_from({}, {}, "0.32.0", 4096).kv_cache_memory_bytes is None
+
+
+def test_versions_compare_as_numbers() -> None:
+    assert version_numbers("0.26.0+cu129") == (0, 26, 0)
+    assert version_numbers("0.9.2") < version_numbers("0.19.1")

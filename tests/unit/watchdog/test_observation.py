@@ -1,0 +1,67 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a page of /metrics says, and what a launch says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.launch import launch_of, read_key, read_launch
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.observation import OFF, ON, SILENT, read_metrics
+
+from tests.unit.watchdog.conftest import PLAN, SECRET, Stage
+
+PAGE = """# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"} 4.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 5.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 2.0
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="weights_offloaded"} 0.0
+"""
+
+
+def test_a_page_is_summed_over_engines() -> None:
+    metrics = read_metrics(PAGE)
+    assert (metrics.visible, metrics.running, metrics.waiting, metrics.asleep) == (ON, 4, 7, False)
+    assert metrics.counters == {"vllm:generation_tokens_total": 100.0, "vllm:iteration_tokens_total_count": 5.0}
+
+
+def test_requests_that_clients_gave_up_are_no_progress() -> None:
+    # The API server counts them while the core is frozen.
+    later = PAGE.replace('"abort",model_name="m"} 2.0', '"abort",model_name="m"} 9.0')
+    before, after = read_metrics(PAGE), read_metrics(later)
+    assert (before.counters, before.scheduler) == (after.counters, after.scheduler)
+
+
+def test_pages_that_show_nothing() -> None:
+    assert read_metrics(None).visible == SILENT
+    off = read_metrics("python_gc_objects_collected_total 12\n")
+    assert (off.visible, off.asleep, off.running) == (OFF, None, None)
+    assert read_metrics(PAGE.replace('"awake"} 1.0', '"awake"} 0.0')).asleep is True
+
+
+def test_a_launch_tells_where_it_answers_and_how_large_its_steps_are(stage: Stage) -> None:
+    launch = read_launch(stage.folder, "chat")
+    assert (launch.generation, launch.address, launch.port, launch.model) == (1, "127.0.0.1", 8000, "smol")
+    assert (launch.max_model_len, launch.step_tokens, launch.pausable) == (262144, 8192, False)
+    whole = launch_of({**PLAN, "argv": ["/m", "--host=::1", "--no-enable-chunked-prefill"]}, 2)
+    assert (whole.address, whole.step_tokens) == ("::1", 262144)
+    bare = launch_of({"argv": ["/m"], "port": 1, "env": {"VLLM_SERVER_DEV_MODE": "1"}}, None)
+    assert (bare.model, bare.step_tokens, bare.max_model_len, bare.pausable) == ("/m", None, None, True)
+
+
+def test_a_host_without_a_launch_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="deploy the instance"):
+        read_launch(tmp_path, "chat")
+
+
+def test_the_key_comes_from_the_file_of_roots(stage: Stage) -> None:
+    assert read_key(stage.folder, "chat") == SECRET
+    assert read_key(stage.folder, "other") is None
