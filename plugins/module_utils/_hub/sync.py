@@ -30,8 +30,10 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.shared import
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
-SHOWN = ("phase", "done", "total", "unit", "file", "source", "trouble", "rate_per_s", "left_s")
-SHOWN += ("updated", "started", "joined")
+SHOWN = (
+    *("phase", "done", "total", "unit", "file", "source", "trouble"),
+    *("rate_per_s", "left_s", "updated", "started", "joined"),
+)
 NEEDED = ("inspected", "started", "joined")
 """States that must know the manifest."""
 
