@@ -83,6 +83,12 @@ def ensure(hub: HubSimulator, store: Path) -> Callable[..., dict[str, Any]]:
     return run
 
 
+def heed_signals() -> None:
+    """A process inherits what is ignored: SIGHUP below nohup, SIGINT in the background of a script."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(hub: HubSimulator, store: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start the module as a real process."""
@@ -96,8 +102,7 @@ def start(hub: HubSimulator, store: Path) -> Iterator[Callable[..., subprocess.P
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(PROJECT / "collections")},
-            # A process inherits what is ignored, and below nohup that is SIGHUP.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            preexec_fn=heed_signals,
         )
         started.append(process)
         return process
