@@ -347,13 +347,6 @@ def test_a_table_has_a_row_for_every_revision_and_for_hosts_in_trouble() -> None
     ]
 
 
-def test_a_model_that_was_never_brought_is_said_in_its_own_words() -> None:
-    item = {"repo": "Org/Model", "revision": "master"}
-    result = {"item": item, "failed": True, "msg": "Org/Model at master is not in the store"}
-    (line,) = model_verify_lines([result], "gpu1", "full")
-    assert line == "gpu1: Org/Model@master: full, FAILED: Org/Model at master is not in the store"
-
-
 def test_a_model_is_found_by_its_link() -> None:
     def revision(name: str, current: bool, commit: str | None = None) -> dict[str, Any]:
         current_of = ["Org--Model"] if current else []
