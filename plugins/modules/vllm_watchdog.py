@@ -144,7 +144,7 @@ def main() -> None:
             "window_s": {"type": "int", "default": 60},
             "canary_after_s": {"type": "int", "default": 40},
             "canary_patience_s": {"type": "int", "default": 40},
-            "prefill_floor_tokens_per_s": {"type": "int", "default": 500},
+            "prefill_floor_tokens_per_s": {"type": "int", "default": 500, "no_log": False},
             "program_dir": {"type": "path", "default": "/opt/socle/watchdog"},
             "python": {"type": "path", "default": "/usr/bin/python3"},
             "state_dir": {"type": "path", "default": "/var/lib/socle"},

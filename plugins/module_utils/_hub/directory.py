@@ -240,8 +240,9 @@ class _Folder:
 class _Header(tarfile.TarInfo):
     """A header of an archive, weighed before tarfile reads what belongs to it: that has no limits of its own."""
 
-    def _proc_member(self, archive: Any) -> Any:
-        """What reads on after this header; tarfile means it to be overridden."""
+    def _proc_member(self, *arguments: Any) -> Any:
+        """What reads on after this header in an archive, the one argument; tarfile means it to be overridden."""
+        (archive,) = arguments
         fault = "" if self.size >= 0 else "a size below zero"
         if self.type in LONG_HEADERS:
             archive.header_bytes += self.size
@@ -257,7 +258,7 @@ class _Header(tarfile.TarInfo):
             raise HubError(
                 f"{archive.name} cannot be imported, since it has {fault}: make it with tar -cf from an export"
             )
-        return super()._proc_member(archive)  # type: ignore[misc]
+        return super()._proc_member(*arguments)  # type: ignore[misc]
 
 
 class _Tar(tarfile.TarFile):

@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import threading
 import time
 import traceback
@@ -465,7 +466,8 @@ class Job:
                     ledger.forget(entry["inode"], entry["device"])
                 store.save_ledger(ledger)
         except (OSError, StoreError) as error:
-            print(f"what neighbours found wrong could not be noted ({error}): {', '.join(sorted(doubted))}")
+            names = ", ".join(sorted(doubted))
+            sys.stderr.write(f"what neighbours found wrong could not be noted ({error}): {names}\n")
 
     def _keep(self, over: threading.Event) -> None:
         while not over.wait(STATUS_S):

@@ -35,7 +35,8 @@ def read_settings(path: Path) -> Settings:
 
 def say(level: int, line: str) -> None:
     """One line on standard output, as the journal takes it: systemd reads the priority in front."""
-    print(f"<{level}>{' '.join(line.split())}", flush=True)
+    sys.stdout.write(f"<{level}>{' '.join(line.split())}\n")
+    sys.stdout.flush()
 
 
 def notify(state: str) -> None:
@@ -54,7 +55,7 @@ def notify(state: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs until it is told to end."""
     if len(argv) != 2:
-        print("usage: socle-watchdog SETTINGS.json", file=sys.stderr)
+        sys.stderr.write("usage: socle-watchdog SETTINGS.json\n")
         return 2
     try:
         settings = read_settings(Path(argv[1]))

@@ -581,7 +581,8 @@ def test_a_moved_branch_fails_every_host_and_is_explained_by_the_first(lock: Loc
         said.append(str(caught.value))
         # What repeats the message is left out where that only points to another host.
         assert caught.value.fields.get("files_changed") == (2 if host == "gpu1" else None)
-    assert "model_store_moved=accept" in said[0] == said[2]
+    assert "model_store_moved=accept" in said[0]
+    assert said[2] == said[0]
     assert "model_store_moved=keep" in said[0]
     assert said[1] == "Org/Model at master has moved: the message of gpu1 says what to do"
 

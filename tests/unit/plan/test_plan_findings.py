@@ -41,7 +41,7 @@ def real(
         address=ADDRESSES[host],
         calibrations=calibrations,
     )
-    return resolve(request, CATALOGUE, lambda name: pytest.fail(name), known or knowledge()).plans[instance]
+    return resolve(request, CATALOGUE, pytest.fail, known or knowledge()).plans[instance]
 
 
 def errors(*arguments: Any, **changes: Any) -> list[str]:

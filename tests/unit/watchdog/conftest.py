@@ -264,7 +264,7 @@ class Stage:
             clock=lambda: engine.now,
             wall_clock=lambda: engine.now + 1.7e9,
             utc=lambda: f"2026-11-30T{int(engine.now) // 3600 % 24:02d}:{int(engine.now) // 60 % 60:02d}:00Z",
-            sleep=lambda seconds: engine.pass_time(seconds),
+            sleep=engine.pass_time,
         )
 
     def generate(self, number: int, **changes: Any) -> None:
