@@ -94,7 +94,7 @@ def test_without_fanout_every_host_downloads(site: Site, hub: HubSimulator, fold
 
 
 def test_progress_of_every_host_is_on_the_terminal_and_no_secret(site: Site, hub: HubSimulator) -> None:
-    hub.add_rule(path="cdn/", count=-1, shared_bytes_per_s=300_000)
+    hub.add_rule(path="cdn/", count=-1, shared_bytes_per_s=60_000)
     done = site.run("-vvv", count=2, model_store_token="hubsecret")
     assert done.returncode == 0, done.stdout + done.stderr
     for name, source in (("gpu1", r"127\.0\.0\.1:\d+"), ("gpu2", r"gpu1 \(127\.0\.0\.21:\d+\)")):
