@@ -154,3 +154,13 @@ def test_a_host_that_dies_in_the_middle_does_not_stop_the_others(site: Site, hub
     assert done.returncode == 0, done.stdout + done.stderr
     assert site.has_model("gpu2", folder)
     assert site.wan_bytes() == size(folder)
+
+
+def test_three_names_of_one_machine_and_store_bring_the_model_once(site: Site, hub: HubSimulator, folder: Path) -> None:
+    same = {"model_store_path": str(site.folder / "gpu1"), "model_store_lan_address": None}
+    done = site.run(count=3, hosts=dict.fromkeys(("gpu1", "gpu2", "gpu3"), same))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.has_model("gpu1", folder)
+    assert site.wan_bytes() == size(folder)
+    again = site.run(count=3, hosts=dict.fromkeys(("gpu1", "gpu2", "gpu3"), same))
+    assert again.returncode == 0 and "changed=0" in again.stdout and "changed=1" not in again.stdout
