@@ -94,8 +94,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "disk": (
         with_store("disk", model_store_endpoint="http://lab-hub:8090", model_store_reserve_gib=1000000),
         (
-            *("iB free", "iB are to be downloaded", "976.6 TiB must stay free"),
-            *("make room", "Nothing was downloaded on any host"),
+            "iB free",
+            "iB are to be downloaded",
+            "976.6 TiB must stay free",
+            "make room",
+            "Nothing was downloaded on any host",
         ),
     ),
     "sudo": (

@@ -20,8 +20,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot impo
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
+from tests.support.model_site import ansible_environment
 
-PROJECT = Path(__file__).resolve().parents[2]
 REPO = "Org/Model"
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
 """Garbage collection looks at every process, of which this machine may have some that even root does not see."""
@@ -88,13 +88,7 @@ class Playbook:
                 *["socle.inference.models", "-i", str(inventory), *arguments],
             ],
             cwd=self.folder,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.folder),
-                "LC_ALL": "C.UTF-8",
-                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
-                "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
-            },
+            env=ansible_environment(self.folder),
             capture_output=True,
             text=True,
             timeout=300,

@@ -34,6 +34,17 @@ PLAY = """
 """
 
 
+def ansible_environment(folder: Path) -> dict[str, str]:
+    """Of a run that knows nothing of this user's settings, but those in *folder*."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
+    }
+
+
 @dataclass(frozen=True)
 class Site:
     """Hosts gpu1 to gpuN, with stores in *folder*."""
@@ -82,13 +93,7 @@ class Site:
                 *[str(self.folder / "play.yml"), "-i", str(inventory), *arguments],
             ],
             cwd=self.folder,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.folder),
-                "LC_ALL": "C.UTF-8",
-                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
-                "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
-            },
+            env=ansible_environment(self.folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

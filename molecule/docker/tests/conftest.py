@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import testinfra
 import testinfra.host
 import yaml
 
-from tests.support import lab
+from tests.support.lab_testinfra import lab_host
 
 SCENARIO = Path(__file__).resolve().parents[1]
 
@@ -27,13 +25,7 @@ def variables() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def host(variables: dict[str, Any]) -> testinfra.host.Host:
-    folder = lab.cache() / "lab" / "ssh"
-    return testinfra.get_host(
-        f"ssh://root@127.0.0.1:{variables['ansible_port']}",
-        ssh_identity_file=f"{folder}/id_ed25519",
-        ssh_extra_args=f"-o UserKnownHostsFile={folder}/known_hosts",
-        controlpath=f"{os.environ['MOLECULE_EPHEMERAL_DIRECTORY']}/%%C",
-    )
+    return lab_host(variables["ansible_port"])
 
 
 @pytest.fixture(scope="session")

@@ -9,21 +9,14 @@ import os
 from pathlib import Path
 
 import pytest
-import testinfra
 import testinfra.host
 
-from tests.support import lab
+from tests.support.lab_testinfra import lab_host
 
 
 @pytest.fixture(scope="session")
 def host() -> testinfra.host.Host:
-    folder = lab.cache() / "lab" / "ssh"
-    return testinfra.get_host(
-        f"ssh://root@127.0.0.1:{lab.SSH_PORT}",
-        ssh_identity_file=f"{folder}/id_ed25519",
-        ssh_extra_args=f"-o UserKnownHostsFile={folder}/known_hosts",
-        controlpath=f"{os.environ['MOLECULE_EPHEMERAL_DIRECTORY']}/%%C",
-    )
+    return lab_host()
 
 
 @pytest.fixture(scope="session")

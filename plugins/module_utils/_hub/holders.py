@@ -8,13 +8,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
+from ansible_collections.socle.inference.plugins.module_utils._hub.lease import ask_for_lease
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import unescape
 
 PROC = Path("/proc")
@@ -60,15 +60,9 @@ def is_open(place: Path, for_writing: bool = False) -> bool:
     """
     descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Whoever opens it just now must not end this process by the default signal.
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK if for_writing else fcntl.F_WRLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN
+        return ask_for_lease(descriptor, fcntl.F_RDLCK if for_writing else fcntl.F_WRLCK) == errno.EAGAIN
     finally:
         os.close(descriptor)
-    return False
 
 
 def find_holders(claims: Claims, proc: Path = PROC) -> dict[str, str]:

@@ -75,15 +75,24 @@ def gripped(place: Path) -> Iterator[Grip]:
         os.close(descriptor)
 
 
-def _take_lease(descriptor: int, place: Path) -> str:
+def ask_for_lease(descriptor: int, kind: int) -> int:
+    """Take a lease of the *kind* F_RDLCK (nobody writes) or F_WRLCK (nobody else has it open), until *descriptor* is
+    closed; returns 0, or the errno of the refusal: EAGAIN where somebody has the file open so."""
     try:
         # Whoever opens it just now must not end this process by the default signal.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
     except OSError as error:
-        # NFS answers so as well where its server gave no delegation.
-        return WRITTEN if error.errno == errno.EAGAIN and not _is_on_network(place) else UNKNOWN
-    return LEASED
+        return error.errno or errno.EINVAL
+    return 0
+
+
+def _take_lease(descriptor: int, place: Path) -> str:
+    refused = ask_for_lease(descriptor, fcntl.F_RDLCK)
+    if not refused:
+        return LEASED
+    # NFS answers EAGAIN as well where its server gave no delegation.
+    return WRITTEN if refused == errno.EAGAIN and not _is_on_network(place) else UNKNOWN
 
 
 def _is_on_network(place: Path) -> bool:

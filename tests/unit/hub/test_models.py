@@ -38,7 +38,8 @@ from ansible_collections.socle.inference.plugins.filter.models_travel import (
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 
 from tests.simulators.hub.server import HubSimulator
-from tests.support.model_playbook import ALONE, PROJECT, Playbook, can_be_alone
+from tests.support.model_playbook import ALONE, Playbook, can_be_alone
+from tests.support.model_site import PROJECT
 from tests.support.model_store import WEIGHTS, contents, flip_byte, overwrite
 
 
