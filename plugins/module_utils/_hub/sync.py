@@ -31,8 +31,18 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot impo
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 SHOWN = (
-    *("phase", "done", "total", "unit", "file", "source", "trouble"),
-    *("rate_per_s", "left_s", "updated", "started", "joined"),
+    "phase",
+    "done",
+    "total",
+    "unit",
+    "file",
+    "source",
+    "trouble",
+    "rate_per_s",
+    "left_s",
+    "updated",
+    "started",
+    "joined",
 )
 NEEDED = ("inspected", "started", "joined")
 """States that must know the manifest."""
