@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := $(or $(SOCLE_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/socle)
 INVENTORY ?= inventories/lab
-SCENARIO ?= default
+SCENARIO ?= deploy
 ANSIBLE_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -22,7 +22,7 @@ help:
 	@echo 'make lab-down    remove the lab hosts; caches stay'
 	@echo 'make clean       remove the lab and its caches'
 	@echo 'make lab-ssh HOST=lab-cpu-1    a shell on a lab host'
-	@echo 'make molecule SCENARIO=default    one Molecule scenario: default, gpu_sim, models, rollback, watchdog, docker'
+	@echo 'make molecule SCENARIO=deploy    one Molecule scenario: deploy, gpu_sim, models, rollback, watchdog, docker'
 	@echo 'make lint | unit | sanity | e2e    one part of the tests'
 
 setup:
@@ -65,7 +65,7 @@ e2e: setup
 	pytest tests/e2e
 
 test: lint unit sanity
-	molecule --base-config .config/molecule/config.yml test --scenario-name default
+	molecule --base-config .config/molecule/config.yml test --scenario-name deploy
 	molecule --base-config .config/molecule/config.yml test --scenario-name gpu_sim
 	molecule --base-config .config/molecule/config.yml test --scenario-name models
 	pytest tests/e2e
