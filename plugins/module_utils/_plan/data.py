@@ -7,7 +7,7 @@ Reading is injected: a Reader lists and reads documents by folder and name. Priv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,15 +16,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan import schem
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import MODEL, Model, check_model, model_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems, nearest
-from ansible_collections.socle.inference.plugins.module_utils._plan.texts import (
-    NAME,
-    class_text,
-    evidence_map,
-    image_text,
-    name_text,
-    slo_map,
-    version_text,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.serving import SERVING_FILE, Serving, serving_from
+from ansible_collections.socle.inference.plugins.module_utils._plan.texts import class_text, evidence_map
 
 CLASSES = "profiles/host_classes"
 MODELS = "profiles/models"
@@ -84,38 +77,6 @@ class HostClass:
     peer_to_peer: bool = True
     power_default_w: float | None = None
     driver: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Profile:
-    origin: str
-    name: str
-    image: str
-    vllm_version: str
-    flags: Mapping[str, Any]
-    env: Mapping[str, Any]
-    slo: Mapping[str, Any]
-    evidence: Mapping[str, Any]
-    shm_size_bytes: int
-    start_timeout_s: int
-    cuda: str | None = None
-    description: str = ""
-    document: str | None = None
-    """The description of a real deployment that the profile reproduces, with the name of the variant there."""
-    changes: tuple[Mapping[str, Any], ...] = ()
-    """Where the profile departs from its document, and why."""
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """Figures that somebody measured with these settings, by name, each with its source."""
-    effort_aliases: str | None = None
-    """Name of the model's set of effort aliases that the chat template is to understand besides its own levels."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    origin: str
-    gpus_per_instance: int
-    recommended: str
-    profiles: Mapping[str, Profile]
 
 
 @dataclass(frozen=True)
@@ -187,54 +148,6 @@ def _check_kind(origin: str, content: Mapping[str, Any]) -> None:
     problems.raise_if_any()
 
 
-_CHANGE = schema.record(
-    {
-        "option": schema.text(r"\S+", "an option as the document writes it, without its value"),
-        "document": schema.text(),
-        "planned": schema.text(),
-        "reason": schema.text(),
-        "source": schema.text(),
-    },
-    ["option", "reason", "source"],
-)
-
-_PROFILE = schema.record(
-    {
-        "description": schema.text(),
-        "document": schema.text(),
-        "changes": schema.list_of(_CHANGE),
-        "measured": schema.map_of(
-            schema.record({"value": schema.number(), "source": schema.text()}, ["value", "source"]),
-            r"[a-z][a-z0-9_]*",
-            "lower-case words joined by underscores",
-        ),
-        "effort_aliases": schema.text(),
-        "image": image_text,
-        "vllm_version": version_text,
-        "flags": check_flags,
-        "env": check_env,
-        "slo": slo_map,
-        "evidence": evidence_map,
-        "shm_size_bytes": schema.whole(1),
-        "start_timeout_s": schema.whole(1),
-        "cuda": schema.text(r"1[23]\.\d+", "the image's CUDA, 12 or 13, in quotes, such as '13.0'"),
-    },
-    ["image", "vllm_version", "shm_size_bytes", "start_timeout_s"],
-)
-
-_SERVING = schema.record(
-    {
-        "model": name_text,
-        "host_class": class_text,
-        "gpus_per_instance": schema.whole(0),
-        "recommended": schema.text(),
-        "changes": schema.list_of(_CHANGE),
-        "evidence": evidence_map,
-        "profiles": schema.map_of(_PROFILE, NAME, "a name of lower-case letters, digits, dots and dashes"),
-    },
-    ["model", "host_class", "gpus_per_instance", "recommended", "profiles"],
-)
-
 _ENGINE = schema.record(
     {
         "cache_root": schema.text(r"/[A-Za-z0-9._/-]+", "an absolute path without spaces"),
@@ -243,25 +156,6 @@ _ENGINE = schema.record(
     },
     ["cache_root", "env"],
 )
-
-
-def _check_aliases(
-    where: str, wanted: str | None, models: Callable[[str], Model], name: str, problems: Problems
-) -> None:
-    """A profile may ask only for a set of effort aliases that its model has."""
-    if wanted is None:
-        return
-    try:
-        model = models(name)
-    except PlanError as error:
-        problems.take(error)
-        return
-    known = model.effort.aliases
-    if wanted not in known:
-        problems.add(
-            f"{where}.effort_aliases is {wanted!r}, which {model.origin} does not have "
-            f"(it has: {schema.known_list(known)}){nearest(wanted, known) or '; correct it.'}"
-        )
 
 
 class _Classes(Mapping[str, HostClass]):
@@ -337,61 +231,8 @@ class Catalogue:
 
     def serving(self, model: str, host_class: str) -> Serving:
         name = f"{model}--{host_class}"
-        origin, content = self._document(SERVING, name, _SERVING)
-        problems = Problems()
-        if f"{content['model']}--{content['host_class']}" != name:
-            problems.add(
-                f"{origin} is for {content['model']!r} on {content['host_class']!r}, but its file is called {name!r}; "
-                "make them agree."
-            )
-        if content["recommended"] not in content["profiles"]:
-            problems.add(
-                f"{origin}: recommended is {content['recommended']!r}, which is none of its profiles "
-                f"({schema.known_list(content['profiles'])})"
-                f"{schema.nearest(content['recommended'], content['profiles']) or '; correct it.'}"
-            )
-        shared = content.get("changes", [])
-        unused = set(content.get("evidence", {}))
-        for profile, settings in content["profiles"].items():
-            where = f"{origin}: profiles.{profile}"
-            about = {"image", "shm_size_bytes", "start_timeout_s", "cuda", "effort_aliases"}
-            about.update(settings.get("flags", {}), settings.get("env", {}), settings.get("slo", {}))
-            for key in settings.get("evidence", {}):
-                if key not in about:
-                    problems.add(
-                        f"{where}.evidence.{key} is about nothing in that profile"
-                        f"{schema.nearest(key, about) or '; remove it.'}"
-                    )
-            unused -= about
-            if settings.get("changes") and not settings.get("document"):
-                problems.add(f"{where} has changes, but names no document that they depart from; set document.")
-            _check_aliases(where, settings.get("effort_aliases"), self.model, content["model"], problems)
-        for key in sorted(unused):
-            problems.add(f"{origin}: evidence.{key} is about nothing in any of its profiles; remove it.")
-        problems.raise_if_any()
-        profiles = {
-            profile: Profile(
-                f"{origin} ({profile})",
-                profile,
-                settings["image"],
-                settings["vllm_version"],
-                settings.get("flags", {}),
-                settings.get("env", {}),
-                settings.get("slo", {}),
-                # What several profiles choose alike is explained once; more of it than a profile has does no harm.
-                {**content.get("evidence", {}), **settings.get("evidence", {})},
-                settings["shm_size_bytes"],
-                settings["start_timeout_s"],
-                settings.get("cuda"),
-                settings.get("description", ""),
-                settings.get("document"),
-                (*shared, *settings.get("changes", [])) if settings.get("document") else (),
-                settings.get("measured", {}),
-                settings.get("effort_aliases"),
-            )
-            for profile, settings in content["profiles"].items()
-        }
-        return Serving(origin, content["gpus_per_instance"], content["recommended"], profiles)
+        origin, content = self._document(SERVING, name, SERVING_FILE)
+        return serving_from(origin, content, name, self.model)
 
     def engine(self) -> Engine:
         origin, content = self._document(ENGINE, "engine", _ENGINE)

@@ -22,12 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._gpu.classes impor
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.checks import Knowledge, Subject, Verdict, check
-from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
-    Catalogue,
-    Engine,
-    HostClass,
-    Profile,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue, Engine, HostClass
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import FLAG, MAP_FLAG, effort_map, means
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import (
     ERROR,
@@ -47,6 +42,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.layers impor
 from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.serving import Profile
 
 SCHEMA = "socle.plan/1"
 CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
