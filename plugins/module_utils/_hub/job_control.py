@@ -234,6 +234,7 @@ class JobControl:
                 f"{view.status.get('started')}, and there is something to do for it here that would end that: wait "
                 f"until that run is over, or end it with: {self._ending(view)}",
                 pid=view.status.get("pid"),
+                serving=True,
             )
 
     def _ending(self, view: View) -> str:

@@ -805,8 +805,11 @@ def test_a_relay_that_neighbours_of_another_run_take_from_is_not_replaced(fleet:
     begin(hosts)
     finish(hosts)
     await_that("seen in use", lambda: bool(hosts[0].job().status.get("in_use")))
-    with pytest.raises(StoreError, match=r"other hosts take Org/Model from this host in another run, .* wait until"):
+    with pytest.raises(
+        StoreError, match=r"other hosts take Org/Model from this host in another run, .* wait until"
+    ) as busy:
         hosts[0].call("started", run="other", verify="full")
+    assert busy.value.fields["serving"], "the controller asks again for a while"
     assert not hosts[0].call("started", run="other")["new"], "with nothing to do it is shared"
     for run in ("first", "other"):
         hosts[0].call("stopped", run=run)

@@ -63,6 +63,31 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any],
     return run
 
 
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Lets the action start a job where each answer takes 20 s; returns its result and the lines that it printed."""
+    lines: list[str] = []
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(model_sync.display, "display", lines.append)
+    monkeypatch.setattr(model_sync, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _s: None))
+
+    def run(*answers: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        pending = list(answers)
+
+        def ask(args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+            clock.now += 20
+            return pending.pop(0)
+
+        monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
+        action = ActionModule.__new__(ActionModule)
+        monkeypatch.setattr(action, "_ask", ask, raising=False)
+        action._task = SimpleNamespace(args={"state": "started", "repo": "a/A"}, check_mode=False)
+        action._play_context = SimpleNamespace(remote_addr=None)
+        return action.run(None, {"inventory_hostname": "gpu2"}), lines
+
+    return run
+
+
 def act(
     monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], seen: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
@@ -179,6 +204,24 @@ def test_an_address_that_no_neighbour_reaches_is_refused_before_a_host_is_asked(
 @pytest.mark.parametrize("address", ["10.0.0.5", "8.8.8.8", "fd00::5", "fe80::1%eth1", "2001:db8::5", None])
 def test_other_addresses_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
     assert act(monkeypatch, {"state": "inspected", "repo": "a/A", "lan_address": address}) == {"asked": True}
+
+
+SERVING = {"failed": True, "msg": "other hosts take a/A from this host in another run", "serving": True}
+
+
+def test_neighbours_of_a_killed_run_are_given_time_to_fall_silent(start: Any) -> None:
+    result, lines = start(SERVING, SERVING, {"port": 4123})
+    assert result == {"port": 4123}
+    assert lines == ["  [gpu2] a/A: waiting, other hosts took it from here just now in another run"] * 2
+
+
+def test_neighbours_that_go_on_are_left_alone(start: Any) -> None:
+    result, lines = start(*[SERVING] * 4)
+    assert result == SERVING and len(lines) == 2
+
+
+def test_what_else_fails_is_not_tried_again(start: Any) -> None:
+    assert start({"failed": True, "msg": "no room"}) == ({"failed": True, "msg": "no room"}, [])
 
 
 def test_a_job_is_begun_and_ended_in_the_name_of_one_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
