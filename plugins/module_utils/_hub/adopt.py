@@ -19,12 +19,15 @@ from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import BUFFER_BYTES, hash_file, hash_workers
-from ansible_collections.socle.inference.plugins.module_utils._hub.holders import is_open
+from ansible_collections.socle.inference.plugins.module_utils._hub.lease import (
+    MODE,
+    OTHERS_WRITE,
+    change_still,
+    is_written,
+)
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import content_state, make_folder
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
-
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Candidates = dict[int, list[Path]]
 """Real files by size, each inode once."""
@@ -139,7 +142,7 @@ def _adopt_one(
                 status = _link(file, place, target, hashes)
                 if status:
                     return status, False, None
-                if hashes.get(place, file.sha256) == file.sha256 and _copy(file, place, target, part):
+                if hashes.get(place, file.sha256) == file.sha256 and _copy(file, place, target, part, hashes):
                     return None, True, None
             if place.name == name:
                 wrong = place
@@ -149,22 +152,27 @@ def _adopt_one(
 def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
     """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
     before = place.lstat()
-    if not may_link(place, target.parent) or is_open(place, for_writing=True):
+    if not may_link(place, target.parent) or is_written(place):
         return None
     hashes[place] = hashes.get(place) or hash_file(place)
-    if hashes[place] != file.sha256 or is_open(place, for_writing=True):
+    if hashes[place] != file.sha256:
         return None
-    try:
+
+    def link(descriptor: int) -> None:
         os.link(place, target, follow_symlinks=False)
+        os.fchmod(descriptor, MODE)
+
+    try:
+        states = change_still(place, lambda status: content_state(status) == content_state(before), link)
     except OSError:
         # Too many links, or a kernel that does not let this user link what is somebody else's.
         return None
-    after = target.lstat()
-    if content_state(before) != content_state(after):
+    if states is None:
+        return None
+    if content_state(target.lstat()) != content_state(states[1]):
         target.unlink()
         return None
-    target.chmod(0o444)
-    return target.lstat()
+    return states[1]
 
 
 def may_link(place: Path, folder: Path) -> bool:
@@ -185,24 +193,34 @@ def may_link(place: Path, folder: Path) -> bool:
     return True
 
 
-def _copy(file: ModelFile, place: Path, target: Path, part: Path) -> bool:
-    """Copy *place*, hashing what is written; False where it is something else."""
+def _copy(file: ModelFile, place: Path, target: Path, part: Path, hashes: dict[Path, str]) -> bool:
+    """Copy *place*, hashing what is written; False where it is something else. Its folder may be somebody else's, who
+    puts there what they like meanwhile: a link, a pipe, a file without end."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BUFFER_BYTES))
+    left = file.size
     staged = part.with_name(part.name + ".copy")
+    found = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with place.open("rb", buffering=0) as source, os.fdopen(os.open(staged, flags, 0o600), "wb") as copy:
-            while True:
-                count = source.readinto(buffer)
-                if not count:
-                    break
-                digest.update(buffer[:count])
-                copy.write(buffer[:count])
-            copy.flush()
-            os.fchmod(copy.fileno(), 0o444)
-            os.fsync(copy.fileno())
-        if digest.hexdigest() != file.sha256:
+        with os.fdopen(found, "rb", buffering=0) as source:
+            status = os.fstat(found)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+                return False
+            with os.fdopen(os.open(staged, flags, 0o600), "wb") as copy:
+                while left:
+                    count = source.readinto(buffer[: min(left, BUFFER_BYTES)])
+                    if not count:
+                        return False
+                    digest.update(buffer[:count])
+                    copy.write(buffer[:count])
+                    left -= count
+                copy.flush()
+                os.fchmod(copy.fileno(), MODE)
+                os.fsync(copy.fileno())
+        # The next file of this size need not try it again.
+        hashes[place] = digest.hexdigest()
+        if hashes[place] != file.sha256:
             return False
         staged.replace(target)
         return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub.lease import ask_for_lease
+from ansible_collections.socle.inference.plugins.module_utils._hub.lease import ask_for_lease, is_on_network
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import unescape
 
 PROC = Path("/proc")
@@ -52,15 +52,15 @@ class Claims:
         return None
 
 
-def is_open(place: Path, for_writing: bool = False) -> bool:
-    """Whether anybody else has the file open (or mapped), or open for writing alone, in whatever container.
+def is_open(place: Path) -> bool:
+    """Whether anybody else has the file open (or mapped), in whatever container.
 
-    The kernel says so: it gives no lease then (fcntl(2)). False also where the file system knows no leases, or where
-    the file is somebody else's and this user may not have one.
+    The kernel says so: it gives no lease then (fcntl(2)). False also where the file system knows no leases or is a
+    network's, or where the file is somebody else's and this user may not have one.
     """
     descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return ask_for_lease(descriptor, fcntl.F_RDLCK if for_writing else fcntl.F_WRLCK) == errno.EAGAIN
+        return ask_for_lease(descriptor, fcntl.F_WRLCK) == errno.EAGAIN and not is_on_network(place)
     finally:
         os.close(descriptor)
 

@@ -91,11 +91,12 @@ def _take_lease(descriptor: int, place: Path) -> str:
     refused = ask_for_lease(descriptor, fcntl.F_RDLCK)
     if not refused:
         return LEASED
-    # NFS answers EAGAIN as well where its server gave no delegation.
-    return WRITTEN if refused == errno.EAGAIN and not _is_on_network(place) else UNKNOWN
+    # NFS answers EAGAIN as well where its server gave no delegation, and CIFS without an oplock.
+    return WRITTEN if refused == errno.EAGAIN and not is_on_network(place) else UNKNOWN
 
 
-def _is_on_network(place: Path) -> bool:
+def is_on_network(place: Path) -> bool:
+    """Whether a server has the file, so that a lease that is refused tells nothing of who has it open."""
     mount = find_mount(MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape"), place.parent.resolve())
     return mount is not None and is_shared(mount.type)
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._hub import lease
 from ansible_collections.socle.inference.plugins.module_utils._hub.modelscope import ModelScopeHub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
@@ -112,3 +115,19 @@ def start(hub: HubSimulator, store: Path) -> Iterator[Callable[..., subprocess.P
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is on NFS, whose server gives no delegations: no lease is to be had (nfs4_setlease() in Linux)."""
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("30 22 0:5 / / rw,relatime shared:2 - nfs4 nas:/export rw,vers=4.2\n")
+    monkeypatch.setattr(lease, "MOUNTINFO", mounts)
+    real = fcntl.fcntl
+
+    def refuse(descriptor: int, command: int, argument: int = 0) -> int:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return int(real(descriptor, command, argument))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import adopt
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
 from tests.support.model_store import MORE_WEIGHTS, WEIGHTS, contents, flip_byte
@@ -173,6 +175,78 @@ def test_wrong_bytes_are_not_copied_either(
     result = ensure(adopt_from=(place,))
     assert contents(Path(result["path"])) == contents(folder)
     assert result["bytes"]["wan"] >= sum((folder / name).stat().st_size for name in (WEIGHTS, MORE_WEIGHTS))
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_on_a_network_file_system_files_are_linked_as_the_plan_says(
+    ensure: Ensure, folder: Path, tmp_path: Path
+) -> None:
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    assert ensure(adopt_from=(place,), check=True)["plan"]["need"] == 0
+    result = ensure(adopt_from=(place,))
+    assert (Path(result["path"]) / WEIGHTS).stat().st_nlink == 2, "a copy takes room that nobody asked for"
+
+
+def test_what_somebody_begins_to_write_to_in_the_last_moment_is_copied(
+    ensure: Ensure, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = put_new_modelscope_cache(folder, tmp_path / "cache")
+    source = place / "models/Org--Model/snapshots/master" / WEIGHTS
+    opened = []
+    real = adopt.change_still
+
+    def late(location: Path, *arguments: Any) -> Any:
+        if location == source:
+            opened.append(location.open("r+b"))
+        return real(location, *arguments)
+
+    monkeypatch.setattr(adopt, "change_still", late)
+    result = ensure(adopt_from=(place,))
+    opened.pop().close()
+    assert (Path(result["path"]) / WEIGHTS).stat().st_ino != source.stat().st_ino
+    assert contents(Path(result["path"])) == contents(folder)
+
+
+@pytest.mark.parametrize("what", ["a link", "a pipe", "a longer file"])
+def test_what_was_put_in_the_place_of_a_file_meanwhile_is_not_copied(folder: Path, tmp_path: Path, what: str) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    file = ModelFile(WEIGHTS, len(content), hashlib.sha256(content).hexdigest())
+    place = tmp_path / "cache"
+    if what == "a link":
+        place.symlink_to(folder / WEIGHTS)
+    elif what == "a pipe":
+        os.mkfifo(place)
+    else:
+        place.write_bytes(content + bytes(1))
+    place.parent.chmod(0o777)
+    tree = tmp_path / "tree"
+    adopted = adopt.adopt_files([file], {file.size: [place]}, tree, lambda _file: tmp_path / "part", Progress())
+    assert WEIGHTS not in adopted and not (tree / WEIGHTS).exists()
+    assert not list(tmp_path.glob("*.copy"))
+
+
+def test_of_many_files_of_one_size_each_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the blobs of Hugging Face's client on another file system, which are called by their hashes."""
+    contents_of = [bytes([number]) * 4096 for number in range(8)]
+    files = [ModelFile(f"{n}.bin", 4096, hashlib.sha256(content).hexdigest()) for n, content in enumerate(contents_of)]
+    places = [tmp_path / f"blob-{8 - number}" for number in range(8)]
+    for place, content in zip(places, contents_of, strict=True):
+        place.write_bytes(content)
+    monkeypatch.setattr(adopt, "_link", lambda *_: None)
+    monkeypatch.setattr(adopt, "hash_workers", lambda: 1)
+    copies = []
+    real = adopt._copy
+
+    def count(file: ModelFile, place: Path, *more: Any) -> bool:
+        copies.append(place)
+        return real(file, place, *more)
+
+    monkeypatch.setattr(adopt, "_copy", count)
+    adopted = adopt.adopt_files(
+        files, {4096: places}, tmp_path / "tree", lambda file: tmp_path / f"part {file.path}", Progress()
+    )
+    assert sorted(adopted.copied) == [file.path for file in files]
+    assert len(copies) <= 2 * len(files), "once to learn what it is, once to take it"
 
 
 def test_a_folder_that_is_missing_is_said_and_no_error(ensure: Ensure, tmp_path: Path) -> None:

@@ -225,6 +225,13 @@ def test_a_process_that_cannot_be_seen_keeps_what_it_has_open(publish: Publish, 
     assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
 
 
+@pytest.mark.usefixtures("on_nfs")
+def test_on_a_network_file_system_what_nobody_needs_is_freed(publish: Publish, store: Path, rules: Rules) -> None:
+    """Its server gives no leases, which says nothing of who has a file open."""
+    old = publish(3)[0]
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]
+
+
 def test_what_is_opened_in_the_last_moment_comes_back(
     publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
