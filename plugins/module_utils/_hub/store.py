@@ -527,10 +527,9 @@ class RepoStore:
         for file in manifest.files:
             status = (folder / file.path).lstat()
             expected = fresh.get(file.path)
-            if expected and (
-                content_state(expected) != content_state(status)
-                or not (is_own(status) or ledger.holds(status, file.sha256))
-            ):
+            # What came just now is whose the file system says, as where an NFS server makes root somebody else.
+            open_to_others = file.path in linked and not (is_own(status) or ledger.holds(status, file.sha256))
+            if expected and (content_state(expected) != content_state(status) or open_to_others):
                 raise StoreError(f"{folder / file.path} was changed by somebody else while it was published: run again")
             if expected:
                 ledger.renew_ctime(expected, status)

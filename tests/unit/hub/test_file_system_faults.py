@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub import hashing, structure
+from ansible_collections.socle.inference.plugins.module_utils._hub import hashing, lease, store, structure
 from ansible_collections.socle.inference.plugins.module_utils._hub.owner import parse_owner
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
@@ -86,6 +86,21 @@ def test_file_systems_that_flush_no_folders_and_take_no_advice_will_do(
     result = ensure()
     assert contents(Path(result["path"])) == contents(folder)
     assert ensure(full=True)["verify"]["hashed_files"] == 6
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_a_server_that_makes_root_somebody_else_keeps_models_all_the_same(
+    ensure: Ensure, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """root_squash of exports(5): what root writes belongs to nobody."""
+    for module in (lease, store):
+        monkeypatch.setattr(module, "is_own", lambda _status: False)
+    path = Path(ensure(allow_shared_fs=True)["path"])
+    assert contents(path) == contents(folder)
+    (path / WEIGHTS).unlink()
+    assert ensure(allow_shared_fs=True)["files"]["fetched"] == 1
+    assert contents(path) == contents(folder)
+    assert not ensure(allow_shared_fs=True)["changed"]
 
 
 def test_a_disk_that_cannot_flush_a_folder_ends_the_run(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
