@@ -45,6 +45,7 @@ def deploy_results(result: Mapping[str, Any], plan: Mapping[str, Any] | None = N
         "models": ready.get("models"),
         "kv_cache": ready.get("kv_cache"),
         "diagnosis": ready.get("diagnosis"),
+        "diagnosed_after_s": ready.get("diagnosed_after_s"),
         "message": ready.get("msg"),
         "excerpt": ready.get("excerpt"),
     }

@@ -146,6 +146,13 @@ diagnosis:
       that shows it, or the first error where the cause is not known) and C(evidence).
   returned: on failure with O(started=true)
   type: dict
+diagnosed_after_s:
+  description:
+    - Seconds from the message that ended the wait, or from the end of the engine, to the diagnosis. Null where neither
+      of them was seen, as at the time limit.
+  returned: on failure with O(started=true)
+  type: float
+  version_added: 0.2.0
 excerpt:
   description: Lines of the engine's log up to the cause and shortly after it, or its last lines.
   returned: on failure with O(started=true)

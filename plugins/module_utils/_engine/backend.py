@@ -28,8 +28,12 @@ STOP_S = 300.0
 
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"
-    "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
+    "InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,"
+    "ExecMainExitTimestampMonotonic"
 )
+
+_KERNEL_LINE = re.compile(r"\[ *(\d+)\.(\d{6})\] (.*)")
+"""What dmesg prints: seconds since the boot, and the message."""
 
 
 def check_name(instance: str) -> str:
@@ -57,6 +61,8 @@ class UnitState:
     started_us: int | None = None
     """Monotonic clock, when its present or last run began."""
     active_us: int | None = None
+    ended_us: int | None = None
+    """Monotonic clock, when the main process of a run ended last."""
     has_process: bool = False
     """Whether a process of the unit is alive; none is while it waits for systemd to start it again."""
 
@@ -128,6 +134,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
             exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
             started_us=started or _number(values, "InactiveExitTimestampMonotonic") or None,
             active_us=_number(values, "ActiveEnterTimestampMonotonic") or None,
+            ended_us=_number(values, "ExecMainExitTimestampMonotonic") or None,
             has_process=_number(values, "MainPID") > 0 or _number(values, "ControlPID") > 0,
         )
     return states
@@ -316,7 +323,17 @@ class Backend(ABC):
         since = f"--since=@{int(time.time() - age_s) - 5}"
         done = self._runner(["journalctl", "--dmesg", "--no-pager", "--quiet", "-o", "json", since])
         lines, _last = parse_journal(done.stdout) if done.returncode == 0 else ([], None)
-        return [line.text for line in lines if line.monotonic_us >= since_us]
+        # The journal of a host that is a container itself does not have them.
+        return [line.text for line in lines or self._ring_buffer() if line.monotonic_us >= since_us]
+
+    def _ring_buffer(self) -> list[JournalLine]:
+        """What the kernel itself still has of its messages."""
+        try:
+            done = self._runner(["dmesg"])
+        except EngineError:  # it is not installed
+            return []
+        found = [_KERNEL_LINE.match(line) for line in done.stdout.splitlines()]
+        return [JournalLine(line[3], int(line[1]) * 1_000_000 + int(line[2])) for line in found if line]
 
     def oom_killed(self, instance: str) -> bool | None:
         """Whether the container engine saw the kernel kill in the container; None where there is no container."""

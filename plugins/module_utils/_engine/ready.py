@@ -10,12 +10,14 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, UnitState, check_name
+from ansible_collections.socle.inference.plugins.module_utils._engine.claim import Claim
 from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import (
     KILLED,
     SIGKILL_STATUS,
@@ -25,6 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis 
     killed_for_memory,
     observed,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.phases import (
     GRAPHS,
     LOADING,
@@ -123,7 +126,8 @@ def parse_cache_info(metrics: bytes) -> dict[str, int | None]:
 class Waiter:
     """Watches one instance from its unit's start to its first token.
 
-    *expected* are seconds by phase (phases.expected_phases), *size_bytes* is the size of the model's weights.
+    *expected* are seconds by phase (phases.expected_phases), *size_bytes* is the size of the model's weights, *claim*
+    tells whether another run has launched the instance meanwhile.
     """
 
     def __init__(
@@ -137,12 +141,14 @@ class Waiter:
         started: bool = True,
         expected: Mapping[str, float] | None = None,
         size_bytes: int | None = None,
+        claim: Claim | None = None,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._backend = backend
         self._instance = instance
+        self._claim = claim
         self._service = backend.service(instance)
         self._http = http
         self._served_names = served_names or []
@@ -159,6 +165,7 @@ class Waiter:
         self._after = 0
         self._cursor: str | None = None
         self._since_us: int | None = None
+        self._fatal_us: int | None = None
         self._phase_seen = (self._reader.phases.phase, clock())
         self._models: list[dict[str, Any]] = []
 
@@ -350,6 +357,8 @@ class Waiter:
             if self._after <= AFTER_LINES or len(self._tail) < EXCERPT_LINES:
                 self._tail.append(line.text)
             self._reader.feed(line.text, (line.monotonic_us - self._since_us) / 1e6)
+            if self._reader.fatal is not None and self._fatal_us is None:
+                self._fatal_us = line.monotonic_us
 
     def _show(self, phase: str) -> None:
         """Progress: the phase, what of it is done, and how long it was expected to take."""
@@ -408,18 +417,42 @@ class Waiter:
         except EngineError:
             return diagnosis
 
+    def _since_it_gave_up(self, unit: UnitState) -> float | None:
+        """Seconds since the line that ends the wait, or else the end of its process; None where it had neither."""
+        ended_us = unit.ended_us if unit.ended_us and unit.ended_us >= (self._since_us or 0) else None
+        gave_up_us = self._fatal_us or ended_us
+        return None if gave_up_us is None else round(max(0.0, self._clock() - gave_up_us / 1e6), 2)
+
+    def _stop(self, unit: UnitState) -> bool:
+        """End what failed, else it would hold its GPUs, or start again and again; whether that could be done.
+
+        EngineError without a diagnosis where another run has launched the instance since: what runs is that one's.
+        """
+        with self._claim.held() if self._claim else nullcontext(True) as ours:
+            if not ours:
+                raise EngineError(
+                    f"Gave up waiting for {self._service}: another run has launched {self._instance} meanwhile, and"
+                    " what runs belongs to that one; wait for its end, and run again if you still need to.",
+                    milestones=self._reader.phases.milestones,
+                    phases=self._reader.phases.took_s,
+                    unit=unit.as_dict(),
+                    stopped=False,
+                )
+            try:
+                self._backend.stop(self._instance)
+            except EngineError:
+                return False
+            return True
+
     def _fail(self, diagnosis: Diagnosis, unit: UnitState) -> NoReturn:
         diagnosis = self._explained(diagnosis)
-        # Else it would hold its GPUs, or start again and again, as a generation that counts as failed.
-        try:
-            self._backend.stop(self._instance)
-            stopped = True
-        except EngineError:
-            stopped = False
+        diagnosed_after_s = self._since_it_gave_up(unit)
+        stopped = self._stop(unit)
         line = f": {diagnosis.line}" if diagnosis.line else ""
         raise EngineError(
             f"{self._service} did not become ready, {diagnosis.sentence}{line} - {diagnosis.remedy} ({diagnosis.id})",
             diagnosis=diagnosis.as_dict(),
+            diagnosed_after_s=diagnosed_after_s,
             excerpt=list(self._tail),
             milestones=self._reader.phases.milestones,
             phases=self._reader.phases.took_s,
@@ -494,6 +527,7 @@ def await_instance(
         if state_dir and started
         else None,
         size_bytes=weights_bytes(plan) if started else None,
+        claim=Claim(state_dir / "instances" / instance, Files()) if state_dir and started else None,
         progress=progress,
     )
     return waiter.look() if check else waiter.wait()

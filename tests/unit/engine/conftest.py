@@ -84,6 +84,7 @@ class Host:
         self.result = "success"
         self.started_us = 0
         self.main_us = 0
+        self.ended_us = 0
         self.sub = "running"
         self.main_pid = 4711
         self.others: dict[str, str] = {}
@@ -91,6 +92,8 @@ class Host:
         self.active_us = 0
         self.journal: list[tuple[int, str]] = []
         self.kernel: list[tuple[int, str]] = []
+        self.ring_buffer = ""
+        """What dmesg prints, where the journal has nothing of the kernel."""
         self.oom_killed: str | None = None
         self.exit_status = 1
         self.reads = 0
@@ -177,6 +180,8 @@ class Host:
             case ["journalctl", "--dmesg", *_]:
                 entries = [json.dumps({"__MONOTONIC_TIMESTAMP": str(at), "MESSAGE": text}) for at, text in self.kernel]
                 return 0, "\n".join(entries), ""
+            case ["dmesg"]:
+                return 0, self.ring_buffer, ""
             case ["podman" | "docker", "container", "inspect", "--format", "{{.State.OOMKilled}}", _]:
                 return (125, "", "no such container") if self.oom_killed is None else (0, self.oom_killed, "")
             case ["journalctl", *_]:
@@ -231,6 +236,7 @@ class Host:
             "InactiveExitTimestampMonotonic": self.started_us,
             "ActiveEnterTimestampMonotonic": self.active_us,
             "ExecMainStartTimestampMonotonic": self.main_us,
+            "ExecMainExitTimestampMonotonic": self.ended_us,
         }
         return "\n".join(f"{key}={value}" for key, value in values.items()) + "\n"
 

@@ -247,6 +247,31 @@ def test_a_run_that_failed_before_the_first_look_is_read_while_the_next_is_await
     assert clock.now == 0
 
 
+def test_a_diagnosis_says_how_long_after_the_message_it_came(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    starting(host)
+    clock.at[5] = lambda: host.journal.extend((3_500_000, line) for line in FATAL)
+    with pytest.raises(EngineError) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    assert caught.value.fields["diagnosed_after_s"] == pytest.approx(clock.now - 3.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("ended_us", "after_s"), [(4_250_000, 0.75), (900_000, None)])
+def test_without_a_message_the_end_of_the_engine_is_what_counts(
+    backend: QuadletBackend, host: Host, clock: Clock, ended_us: int, after_s: float | None
+) -> None:
+    starting(host)
+    host.journal = [(2_000_000, "KeyError: 'odd'")]
+
+    def end() -> None:
+        host.active, host.job, host.result, host.ended_us = "failed", 0, "exit-code", ended_us
+
+    clock.at[5] = end
+    with pytest.raises(EngineError) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    # One that ended before this start says nothing of it.
+    assert caught.value.fields["diagnosed_after_s"] == after_s
+
+
 def test_lines_of_an_earlier_start_are_no_cause(backend: QuadletBackend, host: Host, clock: Clock) -> None:
     starting(host)
     host.journal = [(999_999, line) for line in FATAL]
@@ -314,6 +339,17 @@ def test_an_engine_that_ended_with_an_error_is_not_started_again_to_meet_it_agai
                     (900_000, "Out of memory: Killed process 1 (earlier)"),
                     (2_000_000, "Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB"),
                 ],
+            },
+            "killed_for_memory",
+            r"4711 \(VLLM::EngineCor\)",
+        ),
+        (
+            # A host that is a container itself: the kernel tells it, and its journal does not ask.
+            {
+                "result": "exit-code",
+                "exit_status": 137,
+                "ring_buffer": "[    0.900000] Out of memory: Killed process 1 (earlier)\n[    1.500000] eth0: up\n"
+                "[    2.000000] Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB\n",
             },
             "killed_for_memory",
             r"4711 \(VLLM::EngineCor\)",
