@@ -16,6 +16,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.activations import activation_bytes
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.cuda_graphs import graph_bytes
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout import KvLayout, Unknown, kv_layout
@@ -44,6 +45,10 @@ _SAME = ("tensor_parallel", "pipeline_parallel", "enforce_eager", "language_mode
 
 _CLOSE = ("vllm_version", "max_num_batched_tokens", "kv_cache_dtype", "speculative_method", "speculative_tokens")
 """Settings in which it should be; what differs is told."""
+
+
+_SCALED = ("max_model_len", "gpu_memory_utilization", "max_num_seqs", "graphs_counted", "full_graphs")
+"""Settings whose effect is computed."""
 
 
 @dataclass(frozen=True)
@@ -177,22 +182,22 @@ class Calibration:
             return own
         return own if same_model and computed is None else computed
 
-    def reserve(self, launch: Launch) -> tuple[int, int, int]:
+    def reserve(self, architecture: Architecture, launch: Launch) -> tuple[int, int, int]:
         """(activations, non-torch memory, graphs) of a launch.
 
-        What the engine measured is kept. Activations are scaled by batched tokens, the graphs' estimate by what the
-        number of captured sizes makes of it.
+        What the engine measured is kept, and changed by what the estimates of both launches differ in.
         """
-        before = Launch(**{name: value for name, value in self.launch.items() if name != "mtp" and value is not None})
-        counted = self.graphs_bytes if before.graphs_counted else 0
-        measured = self.other_bytes - counted
+        known = {name: value for name, value in self.launch.items() if name != "mtp" and value is not None}
+        before = Launch(**{"full_graphs": launch.full_graphs, **known})
+        graphs_before = graph_bytes(before)
+        # A record may not tell the graphs, which are then among the rest.
+        measured_graphs = self.graphs_bytes or (min(graphs_before, self.other_bytes) if before.graphs_counted else 0)
+        measured = self.other_bytes - (measured_graphs if before.graphs_counted else 0)
         activation = min(measured, measured if self.activation_bytes is None else self.activation_bytes)
         other = measured - activation
-        old_tokens, new_tokens = before.max_num_batched_tokens, launch.max_num_batched_tokens
-        if old_tokens and new_tokens:
-            activation = activation * new_tokens // old_tokens
-        graphs = max(0, self.graphs_bytes + graph_bytes(launch) - graph_bytes(before))
-        return activation, other, graphs
+        activation += activation_bytes(architecture, launch) - activation_bytes(architecture, before)
+        graphs = max(0, measured_graphs + graph_bytes(launch) - graphs_before)
+        return max(0, activation), other, graphs
 
     def as_record(self) -> dict[str, Any]:
         """The content of a record of kind calibration."""
@@ -261,13 +266,12 @@ def calibrate(
     requested_bytes = int(total_bytes * launch.gpu_memory_utilization) if requested is None else int(requested * GIB)
     graphs = int((boot.graphs_gib or 0.0) * GIB)
     activation = None if boot.activation_gib is None else int(boot.activation_gib * GIB)
-    names = (*_SAME, *_CLOSE, "max_model_len", "gpu_memory_utilization", "max_num_seqs", "graphs_counted")
     return Calibration(
         host_class=host_class,
         model=launch.model,
         layers=architecture.layers,
         hidden_size=architecture.hidden_size,
-        launch={"mtp": launch.mtp, **{name: getattr(launch, name) for name in names}},
+        launch={"mtp": launch.mtp, **{name: getattr(launch, name) for name in (*_SAME, *_CLOSE, *_SCALED)}},
         total_bytes=total_bytes,
         weights_bytes=int(weights * GIB),
         other_bytes=requested_bytes - int(weights * GIB) - kv_bytes,

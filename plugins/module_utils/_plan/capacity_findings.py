@@ -11,9 +11,14 @@ import math
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.calibration import Calibration
-from ansible_collections.socle.inference.plugins.module_utils._plan.cuda_graphs import captured_sizes
+from ansible_collections.socle.inference.plugins.module_utils._plan.cuda_graphs import captured_graphs
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, NOTE, WARNING, Finding
-from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import MIB, Gpu, Memory
+from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import (
+    LARGEST_ERROR_GIB,
+    MIB,
+    Gpu,
+    Memory,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout import (
     TOKENS_BY_CONCURRENCY_SINCE,
     KvLayout,
@@ -231,13 +236,13 @@ def _states(launch: Launch, layout: KvLayout, pool: KvPool) -> list[Finding]:
     sequences, fitting = launch.max_num_seqs, pool.requests_with_states
     if sequences is None or fitting is None:
         return []
-    if sequences > pool.blocks and captured_sizes(launch) and launch.version >= STATES_CHECKED_SINCE:
+    if sequences > pool.blocks and captured_graphs(launch)[1] and launch.version >= STATES_CHECKED_SINCE:
         return [
             Finding(
                 "SOC-C06",
                 ERROR,
-                f"max-num-seqs is {sequences}, more than the {pool.blocks} blocks of the KV cache, with which no CUDA "
-                "graphs can be captured: the engine refuses to start.",
+                f"max-num-seqs is {sequences}, more than the {pool.blocks} blocks of the KV cache, with which no full "
+                "CUDA graphs can be captured: the engine refuses to start.",
                 f"Set max-num-seqs to {max(1, fitting)} or less.",
                 "vLLM: 'max_num_seqs exceeds available Mamba cache blocks' (0.23.0 and later)",
                 "max-num-seqs",
@@ -316,7 +321,8 @@ def _confidence(launch: Launch, memory: Memory | None, calibration: Calibration 
                 f"The KV cache is estimated, give or take {memory.uncertainty / GIB:.2f} GiB on each GPU, since no "
                 "start on this host class was measured.",
                 "Start it once: its log and metrics calibrate the next plans.",
-                subject="gpu-memory-utilization",
+                f"of five known starts of one model on two kinds of GPU the worst was {LARGEST_ERROR_GIB} GiB off",
+                "gpu-memory-utilization",
             )
         ]
     differing = calibration.differences(launch)

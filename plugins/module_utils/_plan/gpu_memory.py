@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ansible_collections.socle.inference.plugins.module_utils._plan.activations import activation_bytes
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.calibration import Calibration
 from ansible_collections.socle.inference.plugins.module_utils._plan.cuda_graphs import graph_bytes
@@ -28,25 +29,13 @@ RESERVED_SMALL_MIB = 490
 580.159.04: 143,771 MiB, of which CUDA shows 139.80 GiB); 79.22 GiB shown of 81,920 MiB (vllm-project/vllm#10511), so
 799; 31.37 GiB of an RTX 5090's 32,607 MiB (vllm-project/vllm#14452), so 484."""
 
-REFERENCE_TOKENS = 8192
-REFERENCE_HIDDEN = 5120
-ACTIVATION_WHOLE_GIB = 1.69
-ACTIVATION_SHARED_GIB = 1.24
-"""Peak of activations at 8,192 batched tokens and hidden size 5,120: what every GPU needs, and what tensor parallelism
-divides. Two measurements of the 27B hybrid, vLLM 0.26.0, BF16 weights: 2.93 GiB on one H200, 2.31 GiB on each of two
-A800 80GB. That it grows with tokens and hidden size in proportion is an assumption."""
-
-ACTIVATION_FLOOR_GIB = 0.3
-
-EAGER_HYBRID_FACTOR = 5.5
-"""Without compilation the same model needed 20.46 GiB beside weights and KV cache on an H200 at 10,240 batched tokens
-(vLLM 0.26.0, enforce-eager): 5.5 times what the compiled one would. One measurement."""
-
 NON_TORCH_GIB = 0.25
 """0.25 GiB on one H200 (vLLM 0.26.0); 0.13 are left over in the figures of two A800 80GB."""
 
+LARGEST_ERROR_GIB = 0.9
 UNCALIBRATED_GIB = 2.0
-"""How far the parts that are not weights may be off before the first start of a host class."""
+"""How far the estimate was off at most in the five starts that it can be compared with (27B hybrid under vLLM 0.26.0,
+four on one H200, one on two A800), and the bound that is taken for all others, more than twice that."""
 
 CALIBRATED_GIB = 1.0
 """The same after a start on that host class that differs in utilisation, length and sequences alone."""
@@ -100,15 +89,6 @@ def requested_bytes(total: int, utilization: float) -> int:
     return math.ceil(total * utilization)
 
 
-def activation_bytes(architecture: Architecture, launch: Launch) -> int:
-    scale = (launch.max_num_batched_tokens or REFERENCE_TOKENS) / REFERENCE_TOKENS
-    scale *= (architecture.hidden_size or REFERENCE_HIDDEN) / REFERENCE_HIDDEN
-    peak = (ACTIVATION_WHOLE_GIB + ACTIVATION_SHARED_GIB / launch.tensor_parallel) * scale
-    if launch.enforce_eager and architecture.hybrid:
-        peak *= EAGER_HYBRID_FACTOR
-    return int(max(ACTIVATION_FLOOR_GIB, peak) * GIB)
-
-
 def divide(
     architecture: Architecture,
     launch: Launch,
@@ -127,7 +107,7 @@ def divide(
     if calibration is not None:
         total = calibration.total_bytes if gpu.reserved_mib is None else total
         weights = calibration.weights(weights, launch)
-        activation, non_torch, graphs = calibration.reserve(launch)
+        activation, non_torch, graphs = calibration.reserve(architecture, launch)
         uncertainty = int((UNCALIBRATED_GIB if calibration.differences(launch) else CALIBRATED_GIB) * GIB)
     elif weights is not None:
         uncertainty += weights.uncertainty_bytes - UNCERTAINTY_BYTES["boot"]

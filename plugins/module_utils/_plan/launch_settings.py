@@ -34,6 +34,12 @@ RETENTION_SINCE = (0, 29)
 """From here on checkpoints of recurrent states are only kept where they are likely to be used again."""
 
 
+_FP8_WITHOUT_FLASHINFER = re.compile(r"\b(H100|H200|H20|H800|GH200)\b")
+_FLASHINFER_WHOLE = re.compile(r"\b(G?B200|G?B300)\b")
+"""GPUs, by their names, whose FP8 KV cache is read by FLASH_ATTN, and those on which FLASHINFER captures steps of
+several tokens."""
+
+
 def version_numbers(version: str) -> tuple[int, ...]:
     """ "0.26.0+cu129" -> (0, 26, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
@@ -68,6 +74,8 @@ class Launch:
     encoder_data_parallel: bool = False
     """mm-encoder-tp-mode "data": each GPU holds the whole vision tower."""
     graphs_counted: bool = True
+    full_graphs: bool = True
+    """Whether a step of decoding is captured as one graph, beside its pieces between attention layers."""
     cpu: bool = False
 
     @property
@@ -125,8 +133,19 @@ def launch_from(
         language_model_only=bool(flags.get("language-model-only")),
         encoder_data_parallel=flags.get("mm-encoder-tp-mode") == "data",
         graphs_counted=estimate == "1" if estimate else version >= GRAPHS_COUNTED_SINCE,
+        full_graphs=tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product)),
         cpu=cpu,
     )
+
+
+def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:
+    """Whether attention runs on FLASHINFER, which captures no whole step of speculation: 'CUDAGraphMode.
+    FULL_AND_PIECEWISE is not supported with spec-decode for attention backend FlashInferBackend' (0.26.0)."""
+    backend = flags.get("attention-backend")
+    if backend:
+        return str(backend).upper() == "FLASHINFER"
+    fp8 = str(flags.get("kv-cache-dtype") or "").startswith("fp8")
+    return fp8 and bool(product) and not _FP8_WITHOUT_FLASHINFER.search(product)
 
 
 def _scheduler_defaults(memory_mib: int | None, product: str) -> tuple[int | None, int | None]:

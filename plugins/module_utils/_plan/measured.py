@@ -51,6 +51,7 @@ _CONTENT = schema.record(
                 "gpu_memory_utilization": schema.number(),
                 "max_num_seqs": schema.nullable(schema.whole(1)),
                 "graphs_counted": schema.truth(),
+                "full_graphs": schema.truth(),
             },
             ["vllm_version", "max_model_len", "tensor_parallel"],
         ),

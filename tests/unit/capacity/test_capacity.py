@@ -120,6 +120,12 @@ def test_given_bytes_leave_no_doubt() -> None:
     assert not {"SOC-C15"} & ids(enough, NOTE)
 
 
+def test_what_was_never_measured_is_told_with_its_bound_and_what_that_rests_on() -> None:
+    note = found(plan(), "SOC-C15")
+    assert "give or take 2.20 GiB" in note.sentence
+    assert "the worst was 0.9 GiB off" in note.evidence
+
+
 def test_too_few_batched_tokens_for_a_block_are_refused() -> None:
     refusal = found(plan(replace(S3, max_num_batched_tokens=1024)), "SOC-C03")
     assert refusal.severity == ERROR
@@ -158,8 +164,9 @@ def test_more_sequences_than_states_are_a_warning_with_the_number_that_fits() ->
 
 
 def test_more_sequences_than_blocks_do_not_start_where_graphs_are_captured() -> None:
-    launch = replace(S3, kv_cache_memory_bytes=5 * GIB)
+    launch = replace(S3, kv_cache_memory_bytes=5 * GIB, full_graphs=True)
     assert "SOC-C06" in ids(plan(launch), ERROR)
+    assert "SOC-C06" not in ids(plan(replace(launch, full_graphs=False)), ERROR)
     assert "SOC-C06" not in ids(plan(replace(launch, enforce_eager=True)), ERROR)
     assert "SOC-C06" not in ids(plan(replace(launch, vllm_version="0.19.1")), ERROR)
 

@@ -102,6 +102,25 @@ def test_defaults_are_those_of_the_version_and_the_gpu() -> None:
     assert old.prefix_caching and new.prefix_caching
 
 
+@pytest.mark.parametrize(
+    ("product", "flags", "whole"),
+    [
+        ("NVIDIA A800 80GB PCIe", {"kv-cache-dtype": "fp8"}, False),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"kv-cache-dtype": "fp8_e4m3"}, False),
+        ("NVIDIA H200", {"kv-cache-dtype": "fp8"}, True),
+        ("NVIDIA H200", {"attention-backend": "FLASHINFER"}, False),
+        ("NVIDIA B200", {"kv-cache-dtype": "fp8"}, True),
+        ("NVIDIA A800 80GB PCIe", {}, True),
+        ("NVIDIA A800 80GB PCIe", {"kv-cache-dtype": "fp8", "speculative-config": None}, True),
+    ],
+)
+def test_whole_steps_are_captured_unless_flashinfer_has_to_speculate(
+    product: str, flags: dict[str, Any], whole: bool
+) -> None:
+    flags = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}, **flags}
+    assert launch_from(flags, {}, "0.26.0", 4096, memory_mib=81920, product=product).full_graphs is whole
+
+
 def test_switches_turn_things_off() -> None:
     env = {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}
     launch = launch_from({"no-enable-prefix-caching": True, "enforce-eager": True}, env, "0.26.0", 4096, 81920)

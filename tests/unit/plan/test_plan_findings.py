@@ -136,9 +136,15 @@ def test_ids_that_can_be_passed_over_are_those_that_are_documented() -> None:
 @pytest.mark.parametrize(
     ("host", "instance", "flags", "env", "told", "silent"),
     [
-        ("a800-1", "agents", {"max-num-seqs": 2000}, {}, "SOC-C06", {"SOC-R44", "SOC-C05", "SOC-R50"}),
-        ("a100-1", "chat", {"max-num-seqs": 2000}, {}, "SOC-C05", {"SOC-R45"}),
-        ("a800-1", "agents", {"max-num-batched-tokens": 1024}, {}, "SOC-C03", {"SOC-R46"}),
+        (
+            "a800-1",
+            "agents",
+            {"max-num-seqs": 2000, "kv-cache-dtype": "auto"},
+            {},
+            "SOC-C06",
+            {"SOC-C05", "SOC-R50"},
+        ),
+        ("a800-1", "agents", {"max-num-seqs": 2000}, {}, "SOC-C05", {"SOC-C06", "SOC-R50"}),
         ("a800-1", "agents", {"tensor-parallel-size": 5}, {}, "SOC-C12", {"SOC-R70", "SOC-R71"}),
         ("rtx-1", "home", {"watermark": 0.1}, {}, "SOC-F09", {"SOC-R51"}),
         (
