@@ -15,7 +15,9 @@ description:
     by its content. The model's folder stays as it is, and so does the text of its template.
   - The controller renders both templates before anything is written, with all levels and several conversations, in a
     sandbox as the engine uses it. A template is refused that does not know the model's levels, that does not check
-    them, that gives an alias another meaning by now, or that comes out differently in any other way.
+    them, that gives an alias another meaning by now, that comes out differently in any other way, or that takes more
+    time, memory or output than any template needs.
+  - Chat templates that it made more than a day ago, and that no generation of an instance has, are removed.
 author:
   - The socle authors (@socle-inference)
 extends_documentation_fragment:
@@ -85,6 +87,12 @@ source:
   returned: success
   type: str
   sample: chat_template.jinja
+removed:
+  description: Paths of earlier templates that were removed, since no generation of an instance has them.
+  returned: when the model is there
+  type: list
+  elements: str
+  sample: []
 """
 
 from pathlib import Path

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Renders chat templates as the engine would, to find out whether one with effort aliases does what it should.
 
-On the controller, where Jinja is: it belongs to Ansible.
+On the controller, where Jinja is: it belongs to Ansible. A template is a program that somebody else wrote, so that it
+runs in a process of its own, which ends by its bounds.
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import THINKING_OFF
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list
 from ansible_collections.socle.inference.plugins.module_utils._plan.template_overlay import EFFORT, THINKING, overlay
+from ansible_collections.socle.inference.plugins.plugin_utils.bounded import OutOfBounds, bounded
 
 NO_LEVEL = "no-such-level"
 """What no template knows, to see whether it checks at all."""
 
 SWITCH = "effort_aliases"
+
+MAX_CHARACTERS = 4 * 1024 * 1024
+"""Of one rendering; the conversations here come to some thousands."""
+
+_SAID = 200
+"""Characters of a template's own words that messages repeat."""
 
 _TOOL = {
     "type": "function",
@@ -96,6 +104,12 @@ class Rendering:
     text: str | None
     refusal: str | None = None
 
+    @property
+    def said(self) -> str:
+        """The refusal as part of a sentence: one line, of a length that people read."""
+        line = " ".join((self.refusal or "").split())
+        return line if len(line) <= _SAID else line[:_SAID] + "..."
+
 
 class _Renderer:
     def __init__(self, text: str, what: str) -> None:
@@ -111,9 +125,21 @@ class _Renderer:
         try:
             # As vLLM does, which passes on only what the template asks for.
             allowed = {"messages", "tools", "documents", "add_generation_prompt"} | self.variables
-            return Rendering(self._template.render({k: v for k, v in arguments.items() if k in allowed}))
+            return Rendering(self._text({k: v for k, v in arguments.items() if k in allowed}))
+        except (OutOfBounds, MemoryError):
+            raise
         except Exception as error:  # whatever a template makes Python raise is its way to refuse
             return Rendering(None, str(error) or type(error).__name__)
+
+    def _text(self, arguments: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        left = MAX_CHARACTERS
+        for piece in self._template.generate(arguments):
+            left -= len(piece)
+            if left < 0:
+                raise OutOfBounds(f"writes more than {MAX_CHARACTERS:,} characters")
+            pieces.append(piece)
+        return "".join(pieces)
 
 
 def _instead() -> str:
@@ -125,9 +151,16 @@ def checked_overlay(base: str, levels: Sequence[str], aliases: Mapping[str, str]
 
     Refused are a base that does not know all *levels*, that has no check of them, that gives an alias a meaning of its
     own, or for which any rendering differs from what it should be: that of the target for an alias, and the one of the
-    base for everything else.
+    base for everything else; and one that takes more than a process of its own may.
     """
     what = f"The chat template of {model}"
+    try:
+        return bounded(lambda: _checked_overlay(base, levels, aliases, what))
+    except OutOfBounds as error:
+        raise PlanError(f"{what} cannot be rendered on the controller: it {error}; {_instead()}.") from error
+
+
+def _checked_overlay(base: str, levels: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     before = _Renderer(base, what)
     made = overlay(base, aliases)
     after = _Renderer(made, f"{what} with effort aliases")
@@ -144,7 +177,7 @@ def checked_overlay(base: str, levels: Sequence[str], aliases: Mapping[str, str]
             sent, same = change.get(EFFORT, "none given"), meant.get(EFFORT, "none given")
             raise PlanError(
                 f"{what} could not be given effort aliases: for {name}, effort {sent} comes out in another way than"
-                f" {same} does without them{f' ({found.refusal})' if found.refusal else ''}; {_instead()}."
+                f" {same} does without them{f' ({found.said})' if found.refusal else ''}; {_instead()}."
             )
     return made
 
@@ -153,7 +186,7 @@ def _check_base(before: _Renderer, what: str, levels: Sequence[str], aliases: Ma
     plain = {"add_generation_prompt": True, **CONVERSATIONS["a question"]}
     usual = before(plain)
     if usual.text is None:
-        raise PlanError(f"{what} refuses a plain question ({usual.refusal}); {_instead()}.")
+        raise PlanError(f"{what} refuses a plain question ({usual.said}); {_instead()}.")
     if EFFORT not in before.variables:
         raise PlanError(f"{what} knows no levels of effort, so that aliases for them mean nothing; {_instead()}.")
     unknown = [level for level in levels if before({**plain, EFFORT: level}).text is None]

@@ -6,14 +6,20 @@ state of the host. Private to socle.inference.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, NotText, explaining
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._plan.template_overlay import (
+    MARK,
     MAX_BYTES,
     digest,
     file_name,
@@ -26,6 +32,11 @@ IN_JSON = ("chat_template.json", "tokenizer_config.json")
 
 FOLDER = "chat_templates"
 """Below the state folder of the host."""
+
+UNUSED_S = 24 * 3600
+"""What no generation has for so long is none that a run has made and is about to launch."""
+
+_NAME = re.compile(r"[0-9a-f]{12}\.jinja")
 
 INSTEAD = "set chat_template of the instance to a template of yours, or effort_aliases of the instance to false"
 
@@ -95,10 +106,13 @@ def _bounded(text: str, path: Path) -> str:
     return text
 
 
-def keep(state_dir: Path, text: str, files: Files, check: bool = False) -> dict[str, Any]:
-    """{changed, path, digest, before}: *text* as a file of the host, named by its content.
+def keep(
+    state_dir: Path, text: str, files: Files, check: bool = False, now: Callable[[], float] = time.time
+) -> dict[str, Any]:
+    """{changed, path, digest, before, removed}: *text* as a file of the host, named by its content.
 
     *before* is what was there, "" for nothing. The engine reads it as whoever it runs as, so that everyone may.
+    *removed* are paths of templates that were made earlier and that no generation has; those of a site's own stay.
     """
     mark = digest(text)
     path = state_dir / FOLDER / file_name(mark)
@@ -109,4 +123,36 @@ def keep(state_dir: Path, text: str, files: Files, check: bool = False) -> dict[
         if changed and not check:
             files.ensure_folder(path.parent)
             files.write(path, text, mode=0o644)
-    return {"changed": changed, "path": str(path), "digest": mark, "before": before or ""}
+    with explaining("remove chat templates that no generation has", state_dir / FOLDER):
+        unused = _unused(state_dir, files, now())
+        if path in unused:
+            unused.remove(path)
+            if not check:
+                # As if it were new, so that nobody removes it before the launch.
+                os.utime(path, (now(), now()))
+        for old in unused if not check else ():
+            files.remove(old)
+    return {
+        "changed": changed or bool(unused),
+        "path": str(path),
+        "digest": mark,
+        "before": before or "",
+        "removed": [str(old) for old in unused],
+    }
+
+
+def _unused(state_dir: Path, files: Files, now: float) -> list[Path]:
+    """Templates made from a model's own that no plan on the host names, and that are older than a run takes."""
+    made = []
+    for path in sorted((state_dir / FOLDER).glob("*.jinja")):
+        if _NAME.fullmatch(path.name) and path.is_file() and now - path.stat().st_mtime > UNUSED_S:
+            with contextlib.suppress(NotText):
+                if (files.read(path) or "").startswith(MARK):
+                    made.append(path)
+    if not made:
+        return []
+    try:
+        plans = [files.read(plan) or "" for plan in (state_dir / "instances").glob("*/generations/*/plan.json")]
+    except OSError:
+        return []  # it may name any of them
+    return [path for path in made if not any(path.name in plan for plan in plans)]

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,12 @@ import yaml
 from ansible_collections.socle.inference.plugins.module_utils._engine.chat_template import keep, own_template
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
-from ansible_collections.socle.inference.plugins.module_utils._plan.template_overlay import MAX_BYTES, overlay
+from ansible_collections.socle.inference.plugins.module_utils._plan.template_overlay import (
+    MAX_BYTES,
+    digest,
+    file_name,
+    overlay,
+)
 
 from tests.support.playbook import play
 from tests.unit.effort.conftest import LEVELS, THREE_LEVELS, XHIGH
@@ -95,6 +102,67 @@ def test_one_that_was_changed_by_hand_is_put_right(tmp_path: Path) -> None:
     assert written.stat().st_mode & 0o777 == 0o644
 
 
+DAY_S = 24 * 3600
+
+
+def an_old_overlay(state: Path, text: str, aliases: dict[str, str] = XHIGH, age_s: float = 2 * DAY_S) -> Path:
+    """A template that was made *age_s* ago."""
+    made = overlay(text, aliases)
+    path = state / "chat_templates" / file_name(digest(made))
+    Files().write(path, made)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def a_generation(state: Path, instance: str, number: int, template: Path) -> None:
+    folder = state / "instances" / instance / "generations" / str(number)
+    folder.mkdir(parents=True)
+    plan = {"mounts": [{"kind": "chat_template", "source": str(template), "target": "/t", "read_only": True}]}
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+
+
+def test_templates_that_no_generation_has_are_removed_and_all_others_stay(tmp_path: Path) -> None:
+    forgotten, used, earlier, fresh = (
+        an_old_overlay(tmp_path, "a"),
+        an_old_overlay(tmp_path, "b"),
+        an_old_overlay(tmp_path, "c"),
+        an_old_overlay(tmp_path, "d", age_s=60),
+    )
+    a_generation(tmp_path, "agents", 1, earlier)
+    a_generation(tmp_path, "chat", 7, used)
+    own = tmp_path / "chat_templates" / "0123456789ab.jinja"
+    own.write_text("a template of the site", encoding="utf-8")
+    odd = tmp_path / "chat_templates" / "0123456789ac.jinja"
+    odd.write_bytes(b"\xff\xfe")
+    for path in (own, odd):
+        os.utime(path, (0, 0))
+
+    ahead = keep(tmp_path, overlay("d", XHIGH), Files(), check=True)
+    assert (ahead["changed"], ahead["removed"], forgotten.exists()) == (True, [str(forgotten)], True)
+    found = keep(tmp_path, overlay("d", XHIGH), Files())
+    assert (found["changed"], found["removed"]) == (True, [str(forgotten)])
+    assert not forgotten.exists()
+    assert all(path.exists() for path in (used, earlier, fresh, own, odd))
+    assert keep(tmp_path, overlay("d", XHIGH), Files()) == {**found, "changed": False, "removed": []}
+
+
+def test_one_that_is_made_again_is_not_removed_before_it_is_launched(tmp_path: Path) -> None:
+    old = an_old_overlay(tmp_path, "a")
+    found = keep(tmp_path, overlay("a", XHIGH), Files())
+    assert (found["changed"], found["removed"]) == (False, [])
+    assert keep(tmp_path, overlay("b", XHIGH), Files())["removed"] == []
+    assert old.exists()
+
+
+def test_a_plan_that_cannot_be_read_keeps_everything(tmp_path: Path) -> None:
+    old = an_old_overlay(tmp_path, "a")
+    folder = tmp_path / "instances" / "chat" / "generations" / "1"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_bytes(b"\xff\xfe")
+    assert keep(tmp_path, overlay("b", XHIGH), Files())["removed"] == []
+    assert old.exists()
+
+
 @pytest.fixture
 def site(tmp_path: Path, model: Path) -> Path:
     task = {
@@ -139,6 +207,14 @@ def test_a_template_that_is_refused_leaves_nothing_behind(site: Path, model: Pat
     (refused,) = results(site)
     assert refused["failed"]
     assert refused["msg"].startswith("The chat template of org/Test knows no levels of effort")
+    assert not (site / "state").exists()
+
+
+def test_a_template_that_takes_too_much_is_refused_and_leaves_nothing_behind(site: Path, model: Path) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}much text{% endfor %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(endless + THREE_LEVELS, encoding="utf-8")
+    (refused,) = results(site)
+    assert refused["msg"].startswith("The chat template of org/Test cannot be rendered on the controller: it writes")
     assert not (site / "state").exists()
 
 

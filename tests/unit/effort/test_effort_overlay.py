@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.template_ove
     overlay,
     prelude,
 )
-from ansible_collections.socle.inference.plugins.plugin_utils import template_check
+from ansible_collections.socle.inference.plugins.plugin_utils import bounded, template_check
 from ansible_collections.socle.inference.plugins.plugin_utils.template_check import checked_overlay, environment
 
 from tests.unit.effort.conftest import LEVELS, MEDIUM, THREE_LEVELS, XHIGH
@@ -135,6 +135,50 @@ def test_a_template_that_does_not_come_out_as_it_should_is_refused(
     monkeypatch.setattr(template_check, "overlay", lambda base, _aliases: broken + base)
     with pytest.raises(PlanError, match=said):
         checked_overlay(THREE_LEVELS, LEVELS, XHIGH, "m")
+
+
+HOSTILE = {
+    "an endless loop": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}",
+        "does not end in 1 s of processor time",
+    ),
+    "endless output": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}much text{% endfor %}{% endfor %}",
+        "writes more than 4,194,304 characters",
+    ),
+    "output that is kept": (
+        "{% set ns = namespace(t='x') %}{% for a in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+        "needs more than 256 MiB of memory",
+    ),
+    "one huge value": ("{% set x = 'x' * (messages | length * 10 ** 10) %}", "needs more than 256 MiB of memory"),
+    "nesting that no parser ends": ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "ends with RecursionError"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_that_takes_too_much_is_given_up_in_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+    text, said = HOSTILE[name]
+    with pytest.raises(PlanError, match=said) as refused:
+        checked_overlay(text + THREE_LEVELS, LEVELS, XHIGH, "Qwen/Test")
+    assert str(refused.value).startswith("The chat template of Qwen/Test cannot be rendered on the controller: it ")
+    assert "effort_aliases of the instance to false" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_takes_too_much_only_for_a_level_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+    trap = "{% if reasoning_effort is defined and reasoning_effort == 'low' %}" + HOSTILE["an endless loop"][0]
+    with pytest.raises(PlanError, match="does not end"):
+        checked_overlay(trap + "{% endif %}" + THREE_LEVELS, LEVELS, XHIGH, "m")
+
+
+def test_what_a_template_says_is_repeated_only_as_part_of_a_sentence() -> None:
+    chatty = "{{ raise_exception('no\\nno\\n' * 10000) }}"
+    with pytest.raises(PlanError, match=r"refuses a plain question \(no no ") as refused:
+        checked_overlay(chatty + THREE_LEVELS, LEVELS, XHIGH, "m")
+    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)
 
 
 def test_a_template_of_ours_is_not_taken_for_the_model_s_own() -> None:
