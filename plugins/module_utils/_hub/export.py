@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import stat
 import time
@@ -29,6 +30,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, REVISION
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import GIB, existing
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import MANIFEST_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore, sync_folder
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -206,7 +208,7 @@ def _check_medium(path: Path, pieces: list[Piece], volumes: list[str]) -> None:
 
 def _read_manifest(place: Path) -> Manifest | None:
     try:
-        return loads(place.read_text(encoding="utf-8"))
+        return loads(read_state(place, MANIFEST_BYTES))
     except (OSError, UnicodeDecodeError, StoreError):
         return None
 
@@ -277,8 +279,8 @@ class _Export:
         # While it is open, no garbage collection takes the revision for unused.
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for file in self.manifest.files:
-                self._write_file(file, [piece for piece in pieces if piece.file == file])
+            for file, own in itertools.groupby(pieces, key=lambda piece: piece.file):
+                self._write_file(file, list(own))
         finally:
             os.close(descriptor)
         for volume in volumes:

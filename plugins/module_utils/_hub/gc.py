@@ -37,6 +37,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.mentions impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import (
     STALE_STAGE_S,
     TRASH,
+    LockHeld,
     RepoStore,
 )
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
@@ -116,9 +117,7 @@ def _collect_one(store: RepoStore, named: Mentions, rules: Rules, found: _Round)
     try:
         with store.locked(0, Progress()):
             _sweep(store, named, rules, found)
-    except StoreError as error:
-        if store.read_lock() is None:
-            raise
+    except LockHeld as error:
         found.busy.append(store.repo)
         found.warnings.append(f"{store.repo} is left alone: {error}")
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,11 @@ class Ledger:
     def holds(self, status: os.stat_result, sha256: str | None = None) -> bool:
         """Whether the inode was found to hold the content *sha256*, or any, under whatever name, untouched since."""
         found = identity(status)
-        return any(entry == {**found, "sha256": sha256 or entry["sha256"]} for _files, _path, entry in self._entries())
+        return any(
+            entry == {**found, "sha256": sha256 or entry["sha256"]}
+            for _files, _path, entry in self._entries()
+            if entry["inode"] == status.st_ino
+        )
 
     def note(self, snapshot: str, file: ModelFile, status: os.stat_result) -> None:
         """Remember that this inode holds *file*."""
@@ -105,14 +109,14 @@ class Ledger:
         *before* proved, its state *after* does, for all its names."""
         known = identity(before)
         for _files, _path, entry in self._entries():
-            if entry == {**known, "sha256": entry["sha256"]}:
+            if entry["inode"] == before.st_ino and entry == {**known, "sha256": entry["sha256"]}:
                 entry["ctime_ns"] = after.st_ctime_ns
 
     def note_hash(self, sha256: str, status: os.stat_result) -> None:
         """The inode was hashed just now: all that knows it by this hash, of whatever time, is proven again."""
         known = {**identity(status), "sha256": sha256, "ctime_ns": None}
         for _files, _path, entry in self._entries():
-            if {**entry, "ctime_ns": None} == known:
+            if entry["inode"] == status.st_ino and {**entry, "ctime_ns": None} == known:
                 entry["ctime_ns"] = status.st_ctime_ns
 
     def full_check(self, snapshot: str) -> float | None:
@@ -126,10 +130,12 @@ class Ledger:
         latest = self._latest()
         return min((latest[_key(entry)] for entry in self.files(snapshot).values()), default=own)
 
-    def file_check(self, snapshot: str, path: str) -> float | None:
-        """When the file was last hashed together with all others of a revision; None when that is unknown."""
-        entry = self.revisions.get(snapshot, {}).get("files", {}).get(path)
-        return self._latest().get(_key(entry)) if entry else None
+    def file_checks(self, places: Iterable[tuple[str, str]]) -> list[float | None]:
+        """When each file, by snapshot and path, was last hashed together with all others of a revision; None when that
+        is unknown."""
+        latest = self._latest()
+        entries = [self.revisions.get(snapshot, {}).get("files", {}).get(path) for snapshot, path in places]
+        return [latest.get(_key(entry)) if entry else None for entry in entries]
 
     def _latest(self) -> dict[tuple[Any, ...], float]:
         """When each file was last hashed with a whole revision."""

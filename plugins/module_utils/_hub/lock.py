@@ -23,10 +23,10 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, REVISION, folder_of
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import MANIFEST_BYTES
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
 MOVED = ("refuse", "keep", "accept")
-MAX_BYTES = 64 << 20
 MAX_NAME_BYTES = 200
 """Of a lock's name, leaving room for the suffixes of the files that it is written by; file systems end at 255."""
 SHOWN_FILES = 3
@@ -328,12 +328,16 @@ def _read_lock(request: LockRequest) -> Manifest | None:
         return None
     try:
         # A pipe would keep the reader waiting.
-        with os.fdopen(os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as handle:
-            if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
-                raise StoreError(f"the lock {location} is no regular file: remove it")
-            content = handle.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise StoreError(f"it has more than {MAX_BYTES >> 20} MiB")
+        descriptor = os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreError("it is no regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as handle:
+                content = handle.read(MANIFEST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        if len(content) > MANIFEST_BYTES:
+            raise StoreError(f"it has more than {MANIFEST_BYTES >> 20} MiB")
         manifest = loads(content.decode("utf-8"))
     except FileNotFoundError:
         return None

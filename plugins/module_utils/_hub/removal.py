@@ -38,7 +38,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.mentions impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, REPO_RULE, SOURCES
 from ansible_collections.socle.inference.plugins.module_utils._hub.owner import describe_owner
 from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import OWNER_BYTES, read_state
-from ansible_collections.socle.inference.plugins.module_utils._hub.store import TRASH, RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import TRASH, LockHeld, RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 SHOWN = 3
@@ -78,7 +78,7 @@ def _lock(stores: list[RepoStore], locks: contextlib.ExitStack) -> list[dict[str
     for store in stores:
         try:
             locks.enter_context(store.locked(0, Progress()))
-        except StoreError:
+        except LockHeld:
             return [_busy(store)]
     return []
 

@@ -62,7 +62,8 @@ def load_of(wanted: Sequence[ModelFile], linkable: Iterable[str], candidates: Ca
     linkable = set(linkable)
     missing = [file for file in wanted if file.path not in linkable]
     adoptable = likely_files(missing, candidates)
-    fetched = tuple(file for file in missing if file not in adoptable)
+    likely = set(adoptable)
+    fetched = tuple(file for file in missing if file not in likely)
     staged, room = store.staged_bytes(fetched)
     return Load(
         missing=sum(file.size for file in missing),

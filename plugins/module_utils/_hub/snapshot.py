@@ -460,11 +460,10 @@ class _Run:
         self._shelve(done.linked, tree)
         if fetched or late or done.adopted.linked or done.adopted.copied:
             checked.append(time.time())
-        by_hash = time.time() if self._is_full(found.manifest) else None
-        checked += [
-            by_hash or self.ledger.file_check(sources[path].snapshot, sources[path].file.path) for path in done.linked
-        ]
-        return checked
+        if self._is_full(found.manifest):
+            return [*checked, time.time()] if done.linked else checked
+        linked = [sources[path] for path in done.linked]
+        return checked + self.ledger.file_checks((source.snapshot, source.file.path) for source in linked)
 
     def _sound(self, sources: dict[str, Source], manifest: Manifest, inspection: Inspection) -> dict[str, Source]:
         """Those of *sources* that may be linked; what that takes counts as verification."""

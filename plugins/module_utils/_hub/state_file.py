@@ -9,7 +9,10 @@ import os
 import stat
 from pathlib import Path
 
-MANIFEST_BYTES = 64 << 20
+from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream import JSON_MAX_COST
+
+MANIFEST_BYTES = JSON_MAX_COST // 2
+"""A larger one is refused in any case, since its text counts twice (json_stream.json_cost())."""
 LEDGER_BYTES = 64 << 20
 OWNER_BYTES = 64 << 10
 
@@ -18,10 +21,14 @@ def read_state(place: Path, max_bytes: int) -> str:
     """The text of the regular file *place*. Raises OSError, also for one that is larger or of another kind, and
     UnicodeDecodeError; never waits for somebody who writes into a pipe."""
     descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as handle:
+    try:
+        # Before fdopen(), which leaves the descriptor of a folder open.
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(place))
-        found = handle.read(max_bytes + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as handle:
+            found = handle.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(found) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 10} KiB", str(place))
     return found.decode("utf-8")

@@ -67,6 +67,8 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 STALE_STAGE_S = 7 * 86400
 LOCK_POLL_S = 0.25
+LOOK_S = 0.1
+"""Who only looks whether the lock is held (read_lock()) has it for a moment, which is no other run."""
 TRASH = "trash-"
 FLAT_TAIL_BYTES = 100
 
@@ -116,6 +118,10 @@ class Inspection:
     @property
     def whole(self) -> bool:
         return not self.wanted and not self.extra
+
+
+class LockHeld(StoreError):
+    """Another run holds the lock of a repository."""
 
 
 class RepoStore:
@@ -316,7 +322,7 @@ class RepoStore:
     def locked(
         self, timeout_s: float, progress: Progress, sleep: Callable[[float], None] = time.sleep
     ) -> Iterator[bool]:
-        """Hold the repository's lock; yields whether it had to be waited for. Raises StoreError after *timeout_s*."""
+        """Hold the repository's lock; yields whether it had to be waited for. Raises LockHeld after *timeout_s*."""
         descriptor = os.open(self.base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             started = time.monotonic()
@@ -328,7 +334,7 @@ class RepoStore:
                 except BlockingIOError:
                     owner = os.pread(descriptor, 1024, 0).decode("utf-8", "replace")
                     spent = time.monotonic() - started
-                    if spent >= timeout_s:
+                    if spent >= max(timeout_s, LOOK_S):
                         raise self._lock_error(owner, timeout_s) from None
                     waited = True
                     progress.update("waiting for another run", int(spent), int(timeout_s), "s", describe_owner(owner))
@@ -359,8 +365,8 @@ class RepoStore:
             os.close(descriptor)
         return None
 
-    def _lock_error(self, owner: str, timeout_s: float) -> StoreError:
-        return StoreError(
+    def _lock_error(self, owner: str, timeout_s: float) -> LockHeld:
+        return LockHeld(
             f"another run holds the lock of {self.repo} since before {timeout_s:g} s: {describe_owner(owner)}; "
             "wait for it, end it, or raise lock_timeout",
             lock=str(self.base / "lock"),

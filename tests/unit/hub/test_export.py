@@ -233,6 +233,15 @@ def test_nothing_is_written_through_what_others_left_on_the_medium(
     assert victim.read_text() == "precious" if victim.exists() else kind == "dangling link"
 
 
+def test_a_manifest_without_end_on_the_medium_fills_no_memory(ensure: Ensure, store: Path, disk: Path) -> None:
+    ensure()
+    disk.mkdir()
+    with (disk / "manifest.json").open("wb") as handle:
+        handle.truncate(1 << 40)
+    with pytest.raises(StoreError, match=r"holds manifest\.json of something else"):
+        send(store, disk)
+
+
 def test_no_folder_of_the_medium_leads_elsewhere(ensure: Ensure, store: Path, disk: Path, tmp_path: Path) -> None:
     ensure()
     outside = tmp_path / "outside"

@@ -425,6 +425,20 @@ def test_a_model_that_is_being_downloaded_is_left_alone(publish: Publish, store:
     assert describe_store(store, rules.state_dir)["models"][0]["lock"] is None
 
 
+def test_what_keeps_it_from_looking_is_told_though_another_run_begins_then(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(3)
+
+    def fail(*_arguments: Any) -> None:
+        raise StoreError("what process 1 holds open cannot be seen")
+
+    monkeypatch.setattr(gc, "find_holders", fail)
+    monkeypatch.setattr(RepoStore, "read_lock", lambda _self: {"pid": 1})
+    with pytest.raises(StoreError, match="cannot be seen"):
+        run(store, rules)
+
+
 def test_a_model_without_a_link_is_kept_for_a_week(publish: Publish, store: Path, rules: Rules) -> None:
     (only,) = publish(1)
     (store / "Model").unlink()

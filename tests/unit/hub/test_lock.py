@@ -266,12 +266,15 @@ def test_a_damaged_lock_is_named_and_left_alone(
     assert hub.requests == []
 
 
-def test_a_lock_that_is_no_file_does_not_hold_a_run_up(lock: Lock) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_does_not_hold_a_run_up(lock: Lock, make: Callable[[Path], None]) -> None:
     place = Path(lock()["lock"])
     place.unlink()
-    os.mkfifo(place)
-    with pytest.raises(StoreError, match="no regular file"):
+    make(place)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(StoreError, match=rf"^the lock {place} is damaged \(it is no regular file\): restore it"):
         lock()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_many_hosts_at_once_cost_one_listing_and_one_change(lock: Lock, hub: HubSimulator, inventory: Path) -> None:

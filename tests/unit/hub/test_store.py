@@ -30,6 +30,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.listing impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.owner import GONE, own_identity, parse_owner
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import read_state
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
@@ -650,6 +652,24 @@ def test_a_lock_tells_whether_its_holder_lives(ensure: Ensure, store: Path) -> N
                 ensure(lock_timeout_s=0.0)
     assert parse_owner("nonsense") is None
     assert (parse_owner(json.dumps({**own_identity(), "pid": int(ended.stdout)})) or {})["state"] == GONE
+
+
+def test_who_only_looks_at_the_lock_keeps_nobody_out(store: Path) -> None:
+    """As read_lock() does, for the moment of its look."""
+    place = RepoStore(store, "modelscope", "Org/Model")
+    place.prepare()
+    (place.base / "lock").touch()
+    looker = (place.base / "lock").open()
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    with place.locked(0, Progress(), sleep=lambda _seconds: looker.close()) as waited:
+        assert waited
+
+
+def test_a_folder_in_the_place_of_a_file_of_the_store_costs_no_descriptor(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_state(tmp_path, 1024)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_an_owner_on_another_host_is_not_taken_for_dead() -> None:
