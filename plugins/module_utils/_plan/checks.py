@@ -39,9 +39,6 @@ UNSOUND = frozenset({"SOC-F03", "SOC-F10", "SOC-F12", "SOC-F14", "SOC-F18"})
 """Findings of values that the engine refuses, from which no figure can be calculated."""
 
 SAID_BETTER: Mapping[str, frozenset[str]] = {
-    "SOC-R44": frozenset({"SOC-C05", "SOC-C06"}),
-    "SOC-R45": frozenset({"SOC-C05", "SOC-C06"}),
-    "SOC-R46": frozenset({"SOC-C03"}),
     "SOC-R50": frozenset({"SOC-C05", "SOC-C06"}),
     "SOC-R70": frozenset({"SOC-C12"}),
     "SOC-R71": frozenset({"SOC-C12"}),

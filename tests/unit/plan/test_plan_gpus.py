@@ -186,6 +186,26 @@ def test_the_image_s_cuda_is_compared_with_the_driver(
         assert on_gpus(instances, knowledge=knowledge()).plans["a"]["sealed"] is False
 
 
+@pytest.mark.parametrize(
+    ("version", "driver", "env", "warned"),
+    [
+        ("13.0", "575.57.08", {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}, ["SOC-R95"]),
+        ("12.9", "575.57.08", {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}, []),
+        ("13.0", "580.65.06", {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}, ["SOC-R61"]),
+        ("13.0", "580.65.06", {}, []),
+    ],
+)
+def test_a_driver_that_the_image_bridges_is_warned_of(
+    on_gpus: Any, gpu_facts: Any, cuda: Any, version: str, driver: str, env: Any, warned: list[str]
+) -> None:
+    cuda(version)
+    gpu_facts["driver"]["version"] = driver
+    plan = on_gpus({"a": {**PAIR, "env": env}}, knowledge=knowledge()).plans["a"]
+    found = [warning for warning in plan["warnings"] if "VLLM_ENABLE_CUDA_COMPATIBILITY" in warning["message"]]
+    assert [warning["id"] for warning in found] == warned
+    assert all(driver in warning["message"] for warning in found)
+
+
 def test_a_driver_older_than_the_class_needs_is_refused_once(refused: Any, gpu_facts: Any, cuda: Any) -> None:
     cuda("13.0")
     gpu_facts["driver"]["version"] = "470.57.02"

@@ -173,12 +173,6 @@ CASES: dict[str, tuple[Changes, Changes]] = {
         {"flags.hf-overrides": '{"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}'},
         {"flags.max-model-len": 524288},
     ),
-    "SOC-R44": ({"flags.max-num-seqs": 1773}, {"flags.max-num-seqs": 1772}),
-    "SOC-R45": ({**version("0.19.1"), "flags.max-num-seqs": 1773}, {"capacity": None}),
-    "SOC-R46": (
-        {**PREFIX, "hardware.family": "a100", "capacity.block_tokens": 2096},
-        {"flags.max-num-batched-tokens": 2096},
-    ),
     "SOC-R47": ({"flags.gpu-memory-utilization": 0.98}, {"flags.gpu-memory-utilization": 0.95}),
     "SOC-R48": ({"capacity.headroom_gib": 0.5}, {"capacity.headroom_gib": 1}),
     "SOC-R49": (
@@ -239,6 +233,10 @@ CASES: dict[str, tuple[Changes, Changes]] = {
     "SOC-R92": ({"hardware.compute_capability": 7.0}, {"engine.image_cuda": "12.9"}),
     "SOC-R93": (MTP, {"flags.no-async-scheduling": True}),
     "SOC-R94": ({**MTP, **RTX_PRO}, {"model.hybrid": False}),
+    "SOC-R95": (
+        {"env.VLLM_ENABLE_CUDA_COMPATIBILITY": 1, "driver.version": "575.57.08", "driver.branch": 575},
+        {"engine.image_cuda": "12.9"},
+    ),
 }
 
 
