@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -21,7 +22,8 @@ QUIET_S = 2.0
 class Progress:
     """Writes the latest state to *path*, replaced atomically, at most once a second and at every change of phase.
 
-    With no path it only remembers the state. *done* and *total* are counts of *unit* ("B" for bytes).
+    The file goes with the process. With no path it only remembers the state. *done* and *total* are counts of *unit*
+    ("B" for bytes).
     """
 
     def __init__(self, path: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,6 +33,7 @@ class Progress:
         self._phase_started = self._started
         self._phase_base = 0
         self._written = float("-inf")
+        self._removes = False
         self.phase = ""
 
     def update(
@@ -78,4 +81,13 @@ class Progress:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(staged, flags, 0o644), "w", encoding="utf-8") as handle:
             json.dump(state, handle)
+        if not self._removes:
+            # The run that asked for it removes it too, unless it was killed.
+            self._removes = True
+            atexit.register(_remove, Path(str(self._path)))
         staged.replace(str(self._path))
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

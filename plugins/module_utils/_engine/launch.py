@@ -19,7 +19,6 @@ free. A launch that was killed after that finds a unit that does not run, and st
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     UnitState,
     check_name,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.claim import instance_lock
 from ansible_collections.socle.inference.plugins.module_utils._engine.drain import Drain
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import (
     SCHEMA,
@@ -106,20 +106,15 @@ class Launcher:
     def _lock(self, instance: str) -> Iterator[None]:
         folder = self._dir / instance
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w", encoding="utf-8") as handle:
+        with contextlib.ExitStack() as stack:
             # A run whose terminal was closed may go on for a moment; a launch itself takes seconds.
-            deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while True:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        raise EngineError(
-                            f"Cannot change {instance}: another run has been changing it for {LOCK_TIMEOUT_S} s; "
-                            f"wait for that run to end."
-                        ) from error
-                time.sleep(0.2)
+            try:
+                stack.enter_context(instance_lock(folder, LOCK_TIMEOUT_S))
+            except OSError as error:
+                raise EngineError(
+                    f"Cannot change {instance}: another run has been changing it for {LOCK_TIMEOUT_S} s; "
+                    f"wait for that run to end."
+                ) from error
             yield
 
     def _state_file(self, instance: str, number: int) -> Path:

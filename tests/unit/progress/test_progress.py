@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +109,20 @@ def test_a_line_says_phase_amount_rate_and_rest(state: dict[str, Any], line: str
 def test_amounts_are_readable() -> None:
     assert [format_bytes(count) for count in (0, 1023, 1024, 5 * 1024**4)] == ["0 B", "1023 B", "1.0 KiB", "5.0 TiB"]
     assert [format_duration(seconds) for seconds in (0.4, 59.6, 75, 3661)] == ["0s", "1m00s", "1m15s", "1h01m"]
+
+
+def test_the_file_goes_with_the_process_also_where_its_run_was_killed(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from ansible_collections.socle.inference.plugins.module_utils._progress import Progress;"
+        "progress = Progress(sys.argv[1], iter((0.0, 10.0)).__next__); progress.update('waiting');"
+        "print(os.path.exists(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "p")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\n"
+    assert list(tmp_path.iterdir()) == []

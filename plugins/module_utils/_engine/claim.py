@@ -1,0 +1,66 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a launch is still the newest of its instance, and the lock of all launches. Private to socle.inference.
+
+The module that waits for a start goes on by itself on its host when its run is killed. It must not stop what the next
+run has started meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._engine.generations import read_history
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+
+_POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def instance_lock(folder: Path, timeout_s: float) -> Iterator[None]:
+    """Keep others from launching the instance of *folder* meanwhile; OSError where one has done so for *timeout_s*."""
+    with (folder / ".lock").open("w", encoding="utf-8") as handle:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
+        yield
+
+
+class Claim:
+    """The launch that was the newest one of an instance when this was made."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        """*folder* is the instance's, of which there is none where nothing was launched by socle."""
+        self._folder = folder
+        self._files = files
+        self._made = self._newest()
+
+    def _newest(self) -> tuple[Any, ...]:
+        """What every launch changes before it stops what runs: a generation, or what one notes of its start."""
+        history = read_history(self._folder, self._files)
+        current = history.generations.get(history.current) if history.current else None
+        state = current.state if current else {}
+        return (history.highest, history.current, *(state.get(key) for key in ("applied", "invocation_before")))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Whether it is the newest one still; where it is, no launch begins before the block ends."""
+        with contextlib.ExitStack() as stack:
+            if self._folder.is_dir():
+                try:
+                    stack.enter_context(instance_lock(self._folder, timeout_s=0))
+                except OSError:  # a launch is under way
+                    yield False
+                    return
+            yield self._newest() == self._made
