@@ -19,6 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.capacity_fin
     layout_findings,
     memory_findings,
     unknown_finding,
+    weights_finding,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import Gpu, Memory, divide
@@ -127,11 +128,10 @@ def plan_capacity(
     findings += layout_findings(launch, layout)
     kv = memory.kv if memory else launch.kv_cache_memory_bytes
     if kv is None:
-        reason = "neither the size of the weights nor kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE) is known"
         return Capacity(
             weights_gib_per_gpu=weights_gib,
             block_tokens=layout.block_tokens,
-            findings=(*findings, unknown_finding(reason)),
+            findings=(*findings, weights_finding(launch)),
             layout=layout,
         )
     pool = KvPool(layout, launch, kv)

@@ -39,6 +39,27 @@ WASTE = 0.1
 _SOURCE = "vLLM 0.26.0, v1/core/kv_cache_utils.py"
 
 
+def weights_finding(launch: Launch) -> Finding:
+    """Neither the model file nor a start tells the weights, without which no memory can be divided."""
+    if launch.cpu:
+        return Finding(
+            "SOC-C11",
+            NOTE,
+            "How much the KV cache holds cannot be told: VLLM_CPU_KVCACHE_SPACE is not set.",
+            "Set VLLM_CPU_KVCACHE_SPACE in env to the GiB that it may take.",
+            subject="VLLM_CPU_KVCACHE_SPACE",
+        )
+    return Finding(
+        "SOC-C11",
+        NOTE,
+        "How much the KV cache holds cannot be told: the size of the weights of "
+        f"{launch.model or 'the model'} is not known.",
+        "Sync the model with models.yml, which tells its size, and set size_bytes in its model file, or start it once: "
+        "the record of a start tells the weights.",
+        subject="size_bytes",
+    )
+
+
 def unknown_finding(reason: str) -> Finding:
     return Finding(
         "SOC-C11",

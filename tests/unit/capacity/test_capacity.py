@@ -203,7 +203,11 @@ def test_unknown_facts_give_a_note_and_what_can_be_told() -> None:
     assert packed.weights_gib_per_gpu is not None and packed.kv_tokens is None
     no_weights = plan_capacity(hybrid(quantization="nvfp4"), S3, A800)
     assert (no_weights.block_tokens, no_weights.kv_tokens) == (1600, None)
-    assert "SOC-C11" in ids(no_weights, NOTE)
+    told = found(no_weights, "SOC-C11")
+    assert "the size of the weights of qwen3.8-27b is not known" in told.sentence
+    assert "models.yml" in told.remedy and "size_bytes" in told.remedy
+    spaceless = plan_capacity(build(SMOLLM2), Launch("0.32.0", 4096, cpu=True), None)
+    assert "VLLM_CPU_KVCACHE_SPACE is not set" in found(spaceless, "SOC-C11").sentence
 
 
 def test_a_processor_needs_the_space_that_it_is_given() -> None:
