@@ -29,8 +29,10 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis 
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.phases import (
+    ANSWER,
     GRAPHS,
     LOADING,
+    SERVER,
     expected_phases,
     progress_detail,
 )
@@ -48,6 +50,9 @@ from ansible_collections.socle.inference.plugins.module_utils._records.schema im
 )
 
 POLL_S = 1.0
+CLOSE_S = 0.25
+"""How often to look where an answer may come at any moment."""
+
 CALL_TIMEOUT_S = 5.0
 TOKEN_TIMEOUT_S = 120.0
 CONFIRM_S = 60.0
@@ -225,7 +230,8 @@ class Waiter:
             if waited >= self._timeout_s:
                 self._fail(self._late(waited), unit)
             self._show("waiting for the health check" if token_shown else self._reader.phases.phase)
-            self._sleep(0.25 if waited < 2 or token_shown else POLL_S)
+            close = waited < 2 or token_shown or self._reader.phases.phase in (SERVER, ANSWER)
+            self._sleep(CLOSE_S if close else POLL_S)
 
     def _confirm(self) -> dict[str, Any]:
         began = self._clock()

@@ -114,7 +114,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.at: dict[int, Any] = {}
+        self.at: dict[float, Any] = {}
 
     def __call__(self) -> float:
         return self.now
@@ -209,6 +209,17 @@ def test_a_start_is_followed_to_the_end(backend: QuadletBackend, host: Host, eng
     assert found["milestones"]["arguments"]["at_s"] == 1.0 and found["milestones"]["server"]["at_s"] == 29.0
     # Served, but not yet known to be healthy: the check is run at once instead of at its next turn.
     assert host.count("podman", "healthcheck", "run", "vllm-chat") == 1
+
+
+def test_an_engine_that_is_about_to_serve_is_asked_often(
+    backend: QuadletBackend, host: Host, engine: Engine, clock: Clock
+) -> None:
+    starting(host)
+    engine.health = 503
+    log = (FIXTURES / "startup-cpu-v0.32.0.log").read_text(encoding="utf-8").splitlines()
+    host.journal = [(2_000_000, line) for line in log if "Application startup complete" not in line]
+    clock.at[10.05] = lambda: setattr(engine, "health", 200)
+    assert waiter(backend, url(engine), clock).wait()["waited_s"] <= 10.6
 
 
 def test_the_old_engine_does_not_count_while_a_restart_is_queued(
