@@ -61,6 +61,8 @@ OPTIONS = frozenset(
     }
 )
 TEMPLATES = "chat_templates"
+WIDEST = 120
+"""Columns of a table at most, since longer lines of prose are hard to read."""
 INSTANCES = "vllm_instances"
 
 VARIABLES = {
@@ -191,7 +193,7 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
         "host_class": resolution.host_class,
         "templates": resolution.templates,
         # One text, since whatever walks through registered plans in a template pays for each of their values.
-        "table": plan_tables(resolution.plans, notes),
+        "table": plan_tables(resolution.plans, notes, min(display.columns, WIDEST)),
     }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import NOTE
 
 UNKNOWN_CAPACITY = "SOC-C11"
+WIDTH = 100
+"""Columns of a table where nobody knows how wide the terminal is."""
 
 
 def _value(value: Any) -> str:
@@ -31,16 +34,39 @@ def _reason(source: Mapping[str, Any]) -> str:
     return f"{source['origin']}: {text}" if text else str(source["origin"])
 
 
-def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    width = min(max((len(row[0]) for row in rows), default=0), 36)
+def _rows(rows: Sequence[tuple[str, str, str]], width: int) -> list[str]:
+    """Columns of name, value and note; a note that is too long for its line stands below it."""
+    names = min(max((len(row[0]) for row in rows), default=0), 36)
     values = min(max((len(row[1]) for row in rows), default=0), 36)
-    return [f"    {name:<{width}}  {value:<{values}}  {note}".rstrip() for name, value, note in rows]
+    lines = []
+    for name, value, note in rows:
+        aligned = f"    {name:<{names}}  {value:<{values}}  {note}".rstrip()
+        closer = f"    {name:<{names}}  {value}  {note}".rstrip()
+        fitting = [line for line in (aligned, closer) if len(line) <= width]
+        if fitting:
+            lines.append(fitting[0])
+        else:
+            lines += [f"    {name:<{names}}  {value}".rstrip(), *_wrapped(note, width, " " * 8)]
+    return lines
 
 
-def plan_table(plan: Mapping[str, Any], notes: bool = False) -> list[str]:
+def _wrapped(text: str, width: int, first: str, indent: int = 8) -> list[str]:
+    """*text* after *first*, in lines of *width*; a word that is longer, such as a path, stays whole to be copied."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def plan_table(plan: Mapping[str, Any], notes: bool = False, width: int = WIDTH) -> list[str]:
     """Lines for a terminal: what runs, each flag with its value, origin and evidence, and what to look at.
 
-    Findings that are only notes are counted, or shown with *notes*.
+    Findings that are only notes are counted, or shown with *notes*. Text is broken at *width* columns, commands and
+    values are not.
     """
     model = plan["model"]
     image = plan.get("image_source") or {"origin": ""}
@@ -48,10 +74,15 @@ def plan_table(plan: Mapping[str, Any], notes: bool = False) -> list[str]:
         f"{plan['host']} {plan['instance']}: {model['name']} on {plan['host_class']}, profile {plan['profile']}, "
         f"vLLM {plan['vllm_version']}",
         f"  model   {model['hub']}:{model['repo']}@{model['revision']} -> {model['container_path']}",
-        f"  image   {plan['image']}" + (f"  ({_reason(image)})" if image["origin"] else ""),
-        f"  serves  {', '.join(plan['served_names'])} on port {plan['port']} ({plan['expose']}), "
-        f"{'API key required' if plan['api_key_required'] else 'no API key'}, "
-        f"context {plan['max_model_len'] or 'set by the engine'}",
+        *_image(plan["image"], f"({_reason(image)})" if image["origin"] else "", width),
+        *_wrapped(
+            f"{', '.join(plan['served_names'])} on port {plan['port']} ({plan['expose']}), "
+            f"{'API key required' if plan['api_key_required'] else 'no API key'}, "
+            f"context {plan['max_model_len'] or 'set by the engine'}",
+            width,
+            "  serves  ",
+            10,
+        ),
         f"  gpus    {', '.join(str(gpu) for gpu in plan['gpus']) or 'none'}",
         f"  limits  shared memory {plan['shm_size_bytes'] // 1024**2} MiB, start within {plan['start_timeout_s']} s",
         "  flags",
@@ -59,14 +90,16 @@ def plan_table(plan: Mapping[str, Any], notes: bool = False) -> list[str]:
             [
                 (f"--{name}", _value(source["value"]), _reason(source))
                 for name, source in sorted(plan["sources"].items(), key=lambda item: _position(plan["argv"], item[0]))
-            ]
+            ],
+            width,
         ),
         "  environment",
         *_rows(
             [
                 (name, value, _reason(plan["env_sources"][name]) if name in plan.get("env_sources", {}) else "")
                 for name, value in plan["env"].items()
-            ]
+            ],
+            width,
         ),
         *[f"    {secret['target']}  (secret {secret['name']})" for secret in plan["secrets"]],
         "  mounts",
@@ -78,35 +111,40 @@ def plan_table(plan: Mapping[str, Any], notes: bool = False) -> list[str]:
                     mount["source"] or "known once fetched",
                 )
                 for mount in plan["mounts"]
-            ]
+            ],
+            width,
         ),
     ]
     findings = plan.get("findings") or []
-    lines += _capacity(plan.get("capacity") or {}, plan["max_model_len"], findings)
+    lines += _capacity(plan.get("capacity") or {}, plan["max_model_len"], findings, width)
     lines += ["  command", *_command(plan["argv"])]
     if plan.get("changes"):
         lines.append(f"  changed from {plan['document']}")
         for change in plan["changes"]:
-            lines += _change(change)
+            lines += _change(change, width)
     for name in ("launch_fingerprint", "environment_fingerprint"):
         if plan.get(name):
             lines.append(f"  {name}  {plan[name]}")
     if plan["warnings"]:
         lines.append("  warnings")
-        lines += [
-            f"    {warning['severity']} {warning['id']}: {warning['message']}; {warning['remedy']}"
-            for warning in plan["warnings"]
-        ]
-    return lines + _notes([finding for finding in findings if finding["severity"] == NOTE], notes)
+        for warning in plan["warnings"]:
+            told = f"{warning['severity']} {warning['id']}: {warning['message']}; {warning['remedy']}"
+            lines += _wrapped(told, width, " " * 4)
+    return lines + _notes([finding for finding in findings if finding["severity"] == NOTE], notes, width)
 
 
-def plan_tables(plans: Mapping[str, Mapping[str, Any]], notes: bool = False) -> str:
+def plan_tables(plans: Mapping[str, Mapping[str, Any]], notes: bool = False, width: int = WIDTH) -> str:
     """The tables of all plans of a host, one after the other, as one text."""
-    return "\n\n".join("\n".join(plan_table(plans[name], notes)) for name in sorted(plans))
+    return "\n\n".join("\n".join(plan_table(plans[name], notes, width)) for name in sorted(plans))
+
+
+def _image(reference: str, reason: str, width: int) -> list[str]:
+    line = f"  image   {reference}  {reason}".rstrip()
+    return [line] if len(line) <= width else [f"  image   {reference}", *_wrapped(reason, width, " " * 10, 10)]
 
 
 def _capacity(
-    capacity: Mapping[str, Any], max_model_len: int | None, findings: Sequence[Mapping[str, Any]]
+    capacity: Mapping[str, Any], max_model_len: int | None, findings: Sequence[Mapping[str, Any]], width: int
 ) -> list[str]:
     """What the launch will hold, in a line of GiB and one of tokens, or why that is not known."""
     doubt = capacity.get("uncertainty_gib")
@@ -129,18 +167,20 @@ def _capacity(
         if capacity.get(key) is not None
     ]
     if not sizes and not held:
-        return [f"  capacity  {finding['sentence']}" for finding in findings if finding["id"] == UNKNOWN_CAPACITY]
+        unknown = [finding["sentence"] for finding in findings if finding["id"] == UNKNOWN_CAPACITY]
+        return [line for sentence in unknown for line in _wrapped(sentence, width, "  capacity  ")]
     calibrated = ["measured on this host class"] if capacity.get("calibrated") else []
     rows = [", ".join([*sizes, *calibrated]), ", ".join(held)]
     return ["  capacity", *[f"    {row}" for row in rows if row]]
 
 
-def _notes(found: Sequence[Mapping[str, Any]], shown: bool) -> list[str]:
+def _notes(found: Sequence[Mapping[str, Any]], shown: bool, width: int) -> list[str]:
     if not found:
         return []
     if not shown:
         return [f"  notes   {len(found)}, shown with -e socle_notes=true or -v"]
-    return ["  notes", *[f"    {note['id']}: {note['sentence']} {note['remedy']}" for note in found]]
+    told = [_wrapped(f"{note['id']}: {note['sentence']} {note['remedy']}", width, " " * 4) for note in found]
+    return ["  notes", *[line for lines in told for line in lines]]
 
 
 def _command(argv: Sequence[str]) -> list[str]:
@@ -156,10 +196,11 @@ def _command(argv: Sequence[str]) -> list[str]:
     ]
 
 
-def _change(change: Mapping[str, Any]) -> list[str]:
+def _change(change: Mapping[str, Any], width: int) -> list[str]:
     """What the document says, what is planned instead, and why."""
     was = f"{change['option']} {change['document']}" if change.get("document") else change["option"]
-    return [f"    {was} -> {change.get('planned') or 'left out'}", f"        {change['reason']} ({change['source']})"]
+    reason = _wrapped(f"{change['reason']} ({change['source']})", width, " " * 8)
+    return [f"    {was} -> {change.get('planned') or 'left out'}", *reason]
 
 
 def _position(argv: Sequence[str], name: str) -> tuple[int, str]:

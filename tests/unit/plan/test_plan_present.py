@@ -23,18 +23,39 @@ def test_the_table_explains_each_value(plan_one: Any) -> None:
     for pattern in [
         r"gpu1 chat: small-chat on cpu, profile default, vLLM 0\.26\.0",
         r"image   registry\.example/vllm:v0\.26\.0 ",
-        r"--max-model-len +4096 +profiles/serving/small-chat--cpu\.yml \(default\): measured",
-        r"--enable-prefix-caching +profiles/serving",
+        r"--max-model-len +4096\s+profiles/serving/small-chat--cpu\.yml \(default\): measured",
+        r"--enable-prefix-caching\s+profiles/serving",
         r"--hf-overrides +\{\"a\": 2, \"b\": 1\} +vllm_instances\.chat\.flags",
         r"HF_HUB_OFFLINE +1 +profiles/engine\.yml",
         r"/models/Small-Chat +read only +known once fetched",
-        r"warning SOC-R80: .*api_key",
+        r"warning SOC-R80: (.|\n)*api_key",
     ]:
         assert re.search(pattern, table), pattern
     lines = plan_table(plan)
     explained = lines[lines.index("  flags") : lines.index("  environment")]
     flags = [line.split()[0] for line in explained if line.strip().startswith("--")]
     assert flags == [word for word in plan["argv"] if word.startswith("--")]
+
+
+@pytest.mark.parametrize("width", [79, 100])
+def test_lines_of_text_fit_the_terminal(plan_one: Any, width: int) -> None:
+    settings = {"flags": {"hf-overrides": {"a": 2}}, "expose": "all"}
+    for notes in (False, True):
+        lines = plan_table(plan_one(settings, knowledge=knowledge()), notes, width)
+        assert [line for line in lines if len(line) > width] == []
+    # What does not fit beside its value is below it, whole.
+    told = " ".join("\n".join(lines).split())
+    assert "set api_key of the instance (from a vault), or expose to loopback behind a proxy" in told
+    start = next(number for number, line in enumerate(lines) if line.startswith("    warning SOC-R80"))
+    assert lines[start + 1].startswith("        ")
+
+
+def test_what_is_copied_is_not_broken(plan_one: Any) -> None:
+    overrides = {"rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 262144, "rope_type": "yarn"}}
+    lines = plan_table(plan_one({"flags": {"hf-overrides": overrides}}), width=79)
+    value = '{"rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 262144, "rope_type": "yarn"}}'
+    assert any(line.startswith("    --hf-overrides") and line.endswith(value) for line in lines)
+    assert any("--hf-overrides '{" in line and "}}'" in line for line in lines)
 
 
 def test_a_key_shows_as_its_name(plan_one: Any) -> None:
