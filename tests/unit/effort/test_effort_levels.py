@@ -19,7 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.effort impor
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import EFFORTS, Effort
 
-from tests.unit.effort.conftest import MEDIUM, XHIGH
+from tests.support.effort_model import MEDIUM, XHIGH
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "effort.md"
 

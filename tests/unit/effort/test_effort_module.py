@@ -23,8 +23,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.template_ove
     overlay,
 )
 
+from tests.support.effort_model import LEVELS, THREE_LEVELS, XHIGH
 from tests.support.playbook import play
-from tests.unit.effort.conftest import LEVELS, THREE_LEVELS, XHIGH
 
 ROOT = Path(__file__).parents[3]
 

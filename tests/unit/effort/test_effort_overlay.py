@@ -19,7 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.template_ove
 from ansible_collections.socle.inference.plugins.plugin_utils import bounded, template_check
 from ansible_collections.socle.inference.plugins.plugin_utils.template_check import checked_overlay, environment
 
-from tests.unit.effort.conftest import LEVELS, MEDIUM, THREE_LEVELS, XHIGH
+from tests.support.effort_model import LEVELS, MEDIUM, THREE_LEVELS, XHIGH
 
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "add_generation_prompt": True}
 
