@@ -144,10 +144,11 @@ def ssh_command(*options: str, user: str = "root") -> list[str]:
     ]
 
 
-def on_host(script: str, check: bool = True, timeout_s: float = 180) -> str:
-    """Run a shell script on the lab host, as root; what it printed."""
+def on_host(script: str, check: bool = True, timeout_s: float = 180, input_text: str = "") -> str:
+    """Run a shell script on the lab host, as root, with *input_text* as its input; what it printed."""
     done = subprocess.run(
         [*ssh_command(), f"bash -euc {shlex.quote(script)}"],
+        input=input_text,
         capture_output=True,
         text=True,
         timeout=timeout_s,
