@@ -41,6 +41,7 @@ from ansible_collections.socle.inference.plugins.plugin_utils.data_path import (
     preload,
     user_path,
 )
+from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import misspelt_variables
 
 OPTIONS = frozenset(
     {
@@ -98,6 +99,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             args = dict(self._task.args)
             if args.get("seal") is None:
+                slips = misspelt_variables(task_vars)
+                if slips:
+                    raise PlanError(f"{'; '.join(slips)}. Nothing was changed.")
                 for option, variable in VARIABLES.items():
                     if option not in args and variable in task_vars:
                         args[option] = self._evaluated(variable, task_vars)
@@ -111,9 +115,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             # As evaluated, also where that is nothing and the default holds.
             answer = _answer(args, {**task_vars, "socle_data_path": args.get("data_path")})
             if boolean(args.get("show", False), strict=False):
-                if answer["table"]:
-                    # The first keeps it apart from what Ansible prints.
-                    display.display(f"\n{answer['table']}")
+                none = f"{task_vars.get('inventory_hostname')}: {INSTANCES} names none, so that nothing is planned"
+                # The first line keeps it apart from what Ansible prints.
+                display.display(f"\n{answer['table'] or none}")
                 # Ansible walks several times through all that a task returns.
                 answer = {"host_class": answer["host_class"]}
             result.update(answer)

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters over the plans that vllm_plan returns."""
+"""Filters over the plans that vllm_plan returns, and over the variables that plans are made of."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.present impo
     plan_table,
     plan_url,
 )
+from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import misspelt_variables
 
 
 class FilterModule:
@@ -24,4 +25,5 @@ class FilterModule:
             "plan_models": plan_models,
             "plan_images": plan_images,
             "plan_url": plan_url,
+            "misspelt_variables": misspelt_variables,
         }

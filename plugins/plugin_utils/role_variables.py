@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Variables that look like those of the collection's roles and that no role has: slips of the pen."""
+"""Variables that look like those of the collection's roles and playbooks and that none has: slips of the pen."""
 
 from __future__ import annotations
 
@@ -36,6 +36,45 @@ OTHERS = frozenset(
 NEAR = 0.8
 """As difflib counts: from here on two names are the same but for a slip."""
 
+OF_PLAYBOOKS = frozenset(
+    {
+        "socle_accept_at_once",
+        "socle_benchmark",
+        "socle_benchmark_params",
+        "socle_data_path",
+        "socle_format",
+        "socle_generation",
+        "socle_hosts",
+        "socle_idle_s",
+        "socle_image_pull",
+        "socle_instances",
+        "socle_max_fail_percentage",
+        "socle_notes",
+        "socle_opt_dir",
+        "socle_provision",
+        "socle_redeploy_flags",
+        "socle_redeploy_image",
+        "socle_rollback",
+        "socle_serial",
+        "socle_state_dir",
+        "socle_suite",
+        "socle_workloads",
+        "vllm_flags_class",
+        "vllm_flags_group",
+        "vllm_flags_host",
+        "vllm_flags_promoted",
+        "vllm_instances",
+        "vllm_rules_ignored",
+    }
+)
+"""What playbooks and plans read from an inventory or the command line, as docs/inventory.md lists it."""
+
+_INTERNAL = frozenset({"socle_instance"})
+"""Names of the playbooks' own that look like a slip."""
+
+_SAME = 0.9
+"""As NEAR, for words that begin names of others too: one letter of twelve may be wrong."""
+
 
 @cache
 def role_options() -> dict[str, dict[str, dict[str, Any]]]:
@@ -53,6 +92,16 @@ def role_options() -> dict[str, dict[str, dict[str, Any]]]:
 def role_variables() -> dict[str, frozenset[str]]:
     """The variables of each role of the collection that documents them, by the role's name."""
     return {role: frozenset(options) for role, options in role_options().items()}
+
+
+def misspelt_variables(names: Iterable[str]) -> list[str]:
+    """A phrase for each of *names* that is nearly, and not quite, a variable that playbooks or plans read."""
+    faults = []
+    for name in sorted(set(names) - OF_PLAYBOOKS - _INTERNAL):
+        if name.startswith(("socle_", "vllm_")):
+            for meant in difflib.get_close_matches(name, sorted(OF_PLAYBOOKS), n=1, cutoff=_SAME):
+                faults.append(f"{name} is no variable of socle (did you mean {meant}?)")
+    return faults
 
 
 def unknown_variables(names: Iterable[str]) -> list[dict[str, str | None]]:

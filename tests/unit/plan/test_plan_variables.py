@@ -40,6 +40,11 @@ def test_a_misspelt_variable_in_the_flags_fails_its_host_and_no_other(tmp_path: 
         "absent": {},
         "nulled": {"vllm_flags_group": None},
         "typo": {"vllm_flags_host": "{{ nope }}"},
+        "slip": {"vllm_flag_host": {"max-num-seqs": 4}},
+        "empty": {"vllm_instances": {}},
+        # These two are not known by a file.
+        "asked_slip": {"gpu_facts_file": "", "vllm_instance": {}},
+        "asked_empty": {"gpu_facts_file": "", "vllm_instances": None},
     }
     (tmp_path / "hosts.json").write_text(json.dumps({"all": {"vars": common, "hosts": hosts}}))
     done = subprocess.run(
@@ -51,5 +56,11 @@ def test_a_misspelt_variable_in_the_flags_fails_its_host_and_no_other(tmp_path: 
         check=False,
     )
     failed = dict(re.findall(r"^(\w+) .*failed=(\d+)", done.stdout, re.MULTILINE))
-    assert failed == {"good": "0", "absent": "0", "nulled": "0", "typo": "1"}
-    assert "'nope' is undefined" in done.stdout + done.stderr
+    wrong = {"typo", "slip", "asked_slip"}
+    assert failed == {name: str(int(name in wrong)) for name in hosts}
+    output = done.stdout + done.stderr
+    assert "'nope' is undefined" in output
+    assert "vllm_flag_host is no variable of socle (did you mean vllm_flags_host?). Nothing was changed." in output
+    assert "vllm_instance is no variable of socle (did you mean vllm_instances?). Nothing was changed." in output
+    assert "\nempty: vllm_instances names none, so that nothing is planned\n" in output
+    assert "\nasked_empty: vllm_instances names none, so that nothing is planned\n" in output

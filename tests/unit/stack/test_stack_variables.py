@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults
-from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_variables, unknown_variables
+from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import (
+    OF_PLAYBOOKS,
+    misspelt_variables,
+    role_variables,
+    unknown_variables,
+)
 
 from tests.support.playbook import play
 
@@ -53,6 +58,39 @@ def test_nothing_that_the_collection_itself_sets_is_told() -> None:
     registered = {name for text in texts for name in re.findall(r"register: ([a-z_]+)", text)}
     assert "gpu_driver_facts" in keys
     assert [one["name"] for one in unknown_variables(keys | registered)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("vllm_flag_host", "vllm_flags_host"),
+        ("vllm_flags_hosts", "vllm_flags_host"),
+        ("vllm_instance", "vllm_instances"),
+        ("vllm_rule_ignored", "vllm_rules_ignored"),
+        ("socle_benchmrk", "socle_benchmark"),
+        ("socle_datapath", "socle_data_path"),
+    ],
+)
+def test_a_slip_in_a_variable_of_the_playbooks_is_told(name: str, meant: str) -> None:
+    assert misspelt_variables([name, "ansible_host"]) == [f"{name} is no variable of socle (did you mean {meant}?)"]
+
+
+def test_variables_of_a_site_itself_are_no_slips() -> None:
+    assert misspelt_variables(["socle_room", "vllm_port", "vllm_flags", "vllm_hosts", "socle", *OF_PLAYBOOKS]) == []
+
+
+def test_the_variables_of_the_playbooks_are_those_of_the_documents() -> None:
+    text = (ROOT / "docs/inventory.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`((?:socle|vllm)_[a-z_]+)`", text))
+    # A key of a serving profile, a variable of a role, which is known by its specification, and an example of a slip.
+    assert told - {"vllm_version", "vllm_service_ready_timeout_s", "vllm_flag_host"} == OF_PLAYBOOKS
+
+
+def test_no_name_of_the_collection_itself_looks_like_a_slip() -> None:
+    texts = [path.read_text(encoding="utf-8") for pattern in USED for path in sorted(ROOT.glob(pattern))]
+    names = {name for text in texts for name in re.findall(r"\b(?:socle|vllm)_[a-z0-9_]+", text)}
+    assert {"socle_instance", "socle_managed", "vllm_flags_host"} <= names
+    assert misspelt_variables(names) == []
 
 
 PLAY = """
