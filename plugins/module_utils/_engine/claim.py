@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +24,24 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def instance_lock(folder: Path, timeout_s: float) -> Iterator[None]:
-    """Keep others from launching the instance of *folder* meanwhile; OSError where one has done so for *timeout_s*."""
-    with (folder / ".lock").open("w", encoding="utf-8") as handle:
+    """Keep others from launching the instance of *folder* meanwhile; BlockingIOError after *timeout_s* of another one.
+
+    Any other OSError says what is wrong with the file of the lock.
+    """
+    descriptor = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_POLL_S)
         yield
+    finally:
+        os.close(descriptor)
 
 
 class Claim:

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,26 @@ SCHEMA = "socle.generation/1"
 
 UNIT_SUFFIXES = (".container", ".service")
 """Of the unit files of all engines."""
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+
+_KINDS: Mapping[str, tuple[type, Any]] = {
+    "argv": (list, str),
+    "mounts": (list, dict),
+    "secrets": (list, dict),
+    "served_names": (list, str),
+    "gpus": (list, None),
+    "port": (int, None),
+    "env": (dict, None),
+    "model": (dict, None),
+    "sources": (dict, dict),
+    "env_sources": (dict, dict),
+    "image_source": (dict, None),
+    "image": (str, None),
+    "launch_fingerprint": (str, None),
+}
+"""What launches go by in a plan, its kind, and that of what it holds. Each may be null, and may be missing but for argv
+and port."""
 
 
 @dataclass
@@ -49,7 +70,7 @@ class Generation:
     def restores(self) -> int | None:
         """The generation whose plan and unit this one is again; None for one that a deployment made."""
         number = self.state.get("restores")
-        return number if isinstance(number, int) else None
+        return number if isinstance(number, int) and not isinstance(number, bool) else None
 
     def describe_failure(self) -> dict[str, Any]:
         """For a result: which generation failed, when and why."""
@@ -83,7 +104,35 @@ def _link(path: Path) -> int | None:
         target = path.readlink()
     except OSError:
         return None
-    return int(target.name) if target.name.isdigit() else None
+    return _number(target.name)
+
+
+def _number(name: str) -> int | None:
+    """The number of the generation whose folder is called *name*; digits of other scripts are none to Python's int."""
+    return int(name) if _NUMBER.fullmatch(name) else None
+
+
+def _fault(instance: str, plan: Mapping[str, Any]) -> str | None:
+    """What in a plan that was edited or damaged no launch could go by; None where nothing is."""
+    if plan.get("instance") != instance:
+        return f"its plan is of the instance {str(plan.get('instance'))[:80]!r}"
+    for key, (kind, inner) in _KINDS.items():
+        value = plan.get(key)
+        if value is None and key not in ("argv", "port"):
+            continue
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        wrong = not isinstance(value, kind) or isinstance(value, bool)
+        if wrong or (inner is not None and not all(isinstance(item, inner) for item in held)):
+            return f"{key} of its plan is not what a plan has there"
+    return _lack("mounts", plan, ("kind", "source", "target")) or _lack("secrets", plan, ("name", "target"))
+
+
+def _lack(key: str, plan: Mapping[str, Any], needed: Sequence[str]) -> str | None:
+    for item in plan.get(key) or []:
+        for part in needed:
+            if not isinstance(item.get(part), str):
+                return f"{key} of its plan have no {part}"
+    return None
 
 
 def read_history(folder: Path, files: Files) -> History:
@@ -97,25 +146,31 @@ def read_history(folder: Path, files: Files) -> History:
     for entry in entries:
         if entry.name.startswith("."):
             continue  # left by a launch that was killed
-        if not entry.name.isdigit():
+        number = _number(entry.name)
+        if number is None:
             history.warnings.append(f"{entry} is not a generation of {name}: ignored.")
             continue
-        number = int(entry.name)
         history.highest = max(history.highest, number)
         try:
             plan = json.loads(files.read(entry / "plan.json") or "")
             state = json.loads(files.read(entry / "state.json") or "")
             texts = [files.read(entry / f"vllm-{name}{suffix}") for suffix in UNIT_SUFFIXES]
             unit = next((text for text in texts if text is not None), None)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             history.warnings.append(f"Generation {entry} cannot be read ({error}): ignored.")
             continue
         if not isinstance(plan, dict) or not isinstance(state, dict) or unit is None or state.get("schema") != SCHEMA:
             history.warnings.append(f"Generation {entry} is incomplete or of an unknown version: ignored.")
             continue
+        fault = _fault(name, plan)
+        if fault is not None:
+            history.warnings.append(f"Generation {entry} was changed by hand or is damaged ({fault}): ignored.")
+            continue
         history.generations[number] = Generation(number, plan, unit, state)
     for link in ("current", "accepted"):
         number_or_none = _link(folder / link)
+        # A link to a generation that somebody removed must not come to mean the next one, which nobody accepted.
+        history.highest = max(history.highest, number_or_none or 0)
         if number_or_none in history.generations:
             setattr(history, link, number_or_none)
         elif (folder / link).is_symlink():

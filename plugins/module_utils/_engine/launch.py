@@ -107,10 +107,11 @@ class Launcher:
         folder = self._dir / instance
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            # A run whose terminal was closed may go on for a moment; a launch itself takes seconds.
+            # A run whose terminal was closed may go on for a moment. One that drains an engine may take minutes, for
+            # which nobody waits here.
             try:
                 stack.enter_context(instance_lock(folder, LOCK_TIMEOUT_S))
-            except OSError as error:
+            except BlockingIOError as error:
                 raise EngineError(
                     f"Cannot change {instance}: another run has been changing it for {LOCK_TIMEOUT_S} s; "
                     f"wait for that run to end."

@@ -1,0 +1,117 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What somebody edited, damaged or removed below the folder of instances stops no run, and is never taken for sound."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, list_instances
+from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+from .conftest import Host
+
+Damage = Callable[[Path], Any]
+
+
+@pytest.fixture
+def launcher(backend: QuadletBackend, tmp_path: Path) -> Launcher:
+    return Launcher(backend, tmp_path / "instances", Files(), listens=lambda _address, _port: False)
+
+
+@pytest.fixture
+def plan(plan: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    plan["mounts"][1]["source"] = str(tmp_path / "cache")
+    return plan
+
+
+def in_plan(**changes: Any) -> Damage:
+    def damage(generation: Path) -> None:
+        path = generation / "plan.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return damage
+
+
+DAMAGES: dict[str, Damage] = {
+    "nested": lambda generation: (generation / "plan.json").write_text("[" * 100_000),
+    "argv is a number": in_plan(argv=5),
+    "argv of numbers": in_plan(argv=[1, 2]),
+    "no port": in_plan(port=None),
+    "mounts is a text": in_plan(mounts="x"),
+    "a mount without a source": in_plan(mounts=[{"kind": "model"}]),
+    "gpus is a number": in_plan(gpus=5),
+    "sources of texts": in_plan(sources={"max-num-seqs": "4"}),
+    "another instance's": in_plan(instance="other"),
+    "a plan of nothing": lambda generation: (generation / "plan.json").write_text("{}"),
+    "half a state": lambda generation: (generation / "state.json").write_text('{"schema": "socle.gen'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_generation_is_ignored_with_a_warning_and_replaced(
+    damage: Damage, launcher: Launcher, host: Host, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    launcher.mark("chat", "accepted")
+    damage(tmp_path / "instances/chat/generations/1")
+    found, warnings = list_instances(backend, tmp_path / "instances", Files())
+    assert found == {} and any("generations/1 " in warning for warning in warnings)
+    with pytest.raises(EngineError, match="none is accepted"):
+        launcher.roll_back("chat")
+    assert launcher.stop("chat", check=True)["action"] == "would_stop"
+    # Neither the instance itself nor one beside it is kept from its start.
+    beside = {**plan, "instance": "beside", "port": 8001, "launch_fingerprint": "sha256:cccc"}
+    host.others["beside"] = "inactive"
+    assert launcher.start(beside)["generation"] == 1
+    assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 2
+    assert list_instances(backend, tmp_path / "instances", Files())[0]["chat"]["status"] == "started"
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "01", "1" * 20])
+def test_a_folder_that_is_only_nearly_a_number_is_no_generation(
+    name: str, launcher: Launcher, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    folder = tmp_path / "instances/chat"
+    shutil.copytree(folder / "generations/1", folder / "generations" / name)
+    (folder / "accepted").symlink_to(f"generations/{name}")
+    found, warnings = list_instances(backend, tmp_path / "instances", Files())
+    assert found["chat"]["generations"] == [1] and found["chat"]["accepted_generation"] is None
+    assert len(warnings) == 2
+
+
+def test_the_launch_after_a_removed_accepted_generation_is_not_accepted_by_its_link(
+    launcher: Launcher, host: Host, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    launcher.mark("chat", "accepted")
+    shutil.rmtree(tmp_path / "instances/chat/generations/1")
+    assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 2
+    found = list_instances(backend, tmp_path / "instances", Files())[0]["chat"]
+    assert (found["status"], found["accepted_generation"]) == ("started", None)
+
+
+def test_what_is_in_the_lock_s_place_is_told_as_that_and_never_written_through(
+    launcher: Launcher, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    lock = tmp_path / "instances/chat/.lock"
+    lock.mkdir(parents=True)
+    with pytest.raises(EngineError, match=r"Cannot launch chat: Is a directory \(.*\.lock\)"):
+        launcher.start(plan)
+    lock.rmdir()
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    lock.symlink_to(precious)
+    with pytest.raises(EngineError, match=r"Cannot launch chat: .*\.lock"):
+        launcher.start(plan)
+    assert precious.read_text() == "kept"
