@@ -21,6 +21,8 @@ description:
   - An instance is accepted when the newest acceptance of the launch that was deployed last is good. A host is in
     C(accepted) when all of its instances are, in C(unaccepted) when one is not, and in neither without records.
   - It creates no host. Measured values are data, and never templates.
+  - It warns of a file in C(group_vars) or C(host_vars) beside it that is not valid YAML, with the file's name and the
+    line, which Ansible's own error lacks.
   - Its file must come last in the inventory's folder, by its name, so that the hosts are known. Files named
     C(records.yml), C(*_records.yml) and C(*.socle.yml) are accepted.
 options:
@@ -51,6 +53,7 @@ from ansible_collections.socle.inference.plugins.module_utils._records.state imp
     groups_of,
     host_state,
 )
+from ansible_collections.socle.inference.plugins.plugin_utils.variable_files import faults
 
 GROUPS = ("accepted", "unaccepted", "drifted")
 ENDINGS = ("_records.yml", "_records.yaml", ".socle.yml", ".socle.yaml")
@@ -69,6 +72,9 @@ class InventoryModule(BaseInventoryPlugin):
         self._read_config_data(path)
         for group in GROUPS:
             inventory.add_group(group)
+        for fault in faults(Path(path).parent, {*inventory.hosts, *inventory.groups}):
+            # Not an error, which would have every other inventory plugin try this file, and complain.
+            self.display.warning(fault)
         # The rule by which record and records_collect choose the folder, so that both ends agree.
         hosts_of: dict[Path, list[str]] = {Path(path).parent / STATE_FOLDER / "records": []}
         for name, host in inventory.hosts.items():

@@ -161,6 +161,43 @@ def test_a_folder_that_takes_no_records_is_a_warning(
     assert files_below(tmp_path) and not (tmp_path / "elsewhere/chat").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("host_vars/gpu1.yml", "vllm_instances:\n  chat:\n    model: a\n   gpus: [0]\n", "in line 4, column 4: "),
+        ("host_vars/gpu1/main.yml", "a: 1\n\tb: 2\n", "in line 2, column 1: "),
+        ("group_vars/all/main.yml", "model: {{ name }}\n", "in line 1, column 9: a map where a key is expected"),
+        ("group_vars/all", "a: 'b\n", "in line 2, column 1: "),
+    ],
+)
+def test_a_file_of_variables_that_is_no_yaml_is_named(
+    inventory: Path, ansible: Ansible, name: str, text: str, told: str
+) -> None:
+    path = inventory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    # None of these is read by Ansible.
+    (path.parent / ".hidden.yml").write_text(text, encoding="utf-8")
+    (path.parent / "notes.txt").write_text(text, encoding="utf-8")
+    done = ansible("ansible-inventory", "-i", inventory, "--host", "gpu1", check=False)
+    shown = "".join((done.stdout + done.stderr).split())
+    assert "".join(f"{path} is not valid YAML {told}".split()) in shown
+    assert shown.count("isnotvalidYAML") == 1
+
+
+def test_vaults_tags_and_files_of_nobody_are_no_fault(inventory: Path, ansible: Ansible) -> None:
+    for name, text in {
+        "host_vars/gpu1.yml": "key: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  3333\nraw: !unsafe '{{ a }}'\n",
+        "host_vars/stranger.yml": "a: 'b\n",
+        "group_vars/all/vault.yml": "$ANSIBLE_VAULT;1.1;AES256\n33363838\n3937\n",
+        "group_vars/all/empty.yml": "",
+    }.items():
+        (inventory / name).parent.mkdir(parents=True, exist_ok=True)
+        (inventory / name).write_text(text, encoding="utf-8")
+    done = ansible("ansible-inventory", "-i", inventory, "--host", "gpu1", check=False)
+    assert "is not valid YAML" not in " ".join((done.stdout + done.stderr).split())
+
+
 def test_records_become_variables_and_groups(inventory: Path, ansible: Ansible) -> None:
     root = inventory / ".socle/records"
     figures = {"B1": {"ttft_p50_ms": 12.5, "note": JINJA}}
