@@ -183,14 +183,16 @@ def run_secret(folder: Path) -> bytes:
 def forget_secrets(folder: Path) -> None:
     """Remove the secrets that runs left which are over, in the folders of other runs beside *folder*."""
     own = TEMPORARY.fullmatch(folder.name)
-    for left in folder.parent.glob(f"*/{SECRET}*"):
-        other = TEMPORARY.fullmatch(left.parent.name)
-        if other is None or left.parent == folder:
+    for beside in list(folder.parent.iterdir()):
+        other = TEMPORARY.fullmatch(beside.name)
+        if other is None or beside == folder:
             continue
         # The same number again is another process: as in containers, where each run has it.
         if (own and other[1] == own[1]) or not _is_alive(int(other[1])):
+            # That run may be ending just now, and its folder with it.
             with contextlib.suppress(OSError):
-                left.unlink()
+                for left in list(beside.glob(f"{SECRET}*")):
+                    left.unlink()
 
 
 def _is_alive(pid: int) -> bool:

@@ -184,6 +184,21 @@ def test_secrets_that_killed_runs_left_go_with_the_next_run_and_those_of_living_
     assert left == {"alive", "own", "none of Ansible's"}
 
 
+def test_folders_of_other_runs_may_go_while_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ansible-local-1abcdefgh", "ansible-tmp-1700000000.1-1-1"):
+        (tmp_path / name).mkdir()
+    scandir = os.scandir
+
+    def vanishing(place: Any) -> Any:
+        if Path(place) != tmp_path:
+            raise FileNotFoundError(2, "No such file or directory", str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    monkeypatch.setattr(model_sync, "_is_alive", lambda _pid: False)
+    model_sync.forget_secrets(tmp_path / "ansible-local-2abcdefgh")
+
+
 @pytest.mark.parametrize("state", ["inspected", "started"])
 @pytest.mark.parametrize(
     "address",
