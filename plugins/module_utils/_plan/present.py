@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.effort import MAP_FLAG
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import NOTE
+from ansible_collections.socle.inference.plugins.module_utils._plan.models import THINKING_OFF
 
 UNKNOWN_CAPACITY = "SOC-C11"
 WIDTH = 100
@@ -84,6 +86,7 @@ def plan_table(plan: Mapping[str, Any], notes: bool = False, width: int = WIDTH)
             10,
         ),
         f"  gpus    {', '.join(str(gpu) for gpu in plan['gpus']) or 'none'}",
+        *_effort(plan),
         f"  limits  shared memory {plan['shm_size_bytes'] // 1024**2} MiB, start within {plan['start_timeout_s']} s",
         "  flags",
         *_rows(
@@ -138,6 +141,28 @@ def plan_tables(plans: Mapping[str, Mapping[str, Any]], notes: bool = False, wid
     return "\n\n".join("\n".join(plan_table(plans[name], notes, width)) for name in sorted(plans))
 
 
+def _effort(plan: Mapping[str, Any]) -> list[str]:
+    """What levels of effort become that clients may send besides the model's own, and by what means, in one line."""
+    aliases = plan.get("effort_aliases")
+    if not aliases:
+        return []
+    if plan.get("chat_template_overlay"):
+        means = "by a chat template made of the model's own"
+    elif MAP_FLAG in plan["sources"]:
+        means = f"by --{MAP_FLAG}"
+        # The flag takes fewer levels than a template, and vLLM itself turns thinking off.
+        turned = plan["sources"][MAP_FLAG]["value"]
+        if isinstance(turned, Mapping):
+            aliases = {**turned, **{alias: level for alias, level in aliases.items() if level == THINKING_OFF}}
+    else:
+        means = "where the instance's own chat template knows them"
+    levels: dict[str, list[str]] = {}
+    for alias, level in aliases.items():
+        levels.setdefault("off" if level == THINKING_OFF else level, []).append(alias)
+    shown = "; ".join(f"{', '.join(names)} -> {level}" for level, names in levels.items())
+    return [f"  effort  {shown} ({means})"]
+
+
 def _image(reference: str, reason: str, width: int) -> list[str]:
     line = f"  image   {reference}  {reason}".rstrip()
     return [line] if len(line) <= width else [f"  image   {reference}", *_wrapped(reason, width, " " * 10, 10)]
@@ -167,7 +192,7 @@ def _capacity(
         if capacity.get(key) is not None
     ]
     if not sizes and not held:
-        unknown = [finding["sentence"] for finding in findings if finding["id"] == UNKNOWN_CAPACITY]
+        unknown = [f"{told['sentence']} {told['remedy']}" for told in findings if told["id"] == UNKNOWN_CAPACITY]
         return [line for sentence in unknown for line in _wrapped(sentence, width, "  capacity  ")]
     calibrated = ["measured on this host class"] if capacity.get("calibrated") else []
     rows = [", ".join([*sizes, *calibrated]), ", ".join(held)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_table
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
 
 ALIASES = {"high": "xhigh", "ultra": "xhigh", "minimal": "low", "none": "none"}
@@ -29,6 +30,27 @@ def levels(documents: dict[str, dict[str, Any]]) -> None:
 def profile(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     profiles: dict[str, Any] = documents["profiles/serving"]["small-chat--cpu"]["profiles"]
     return profiles.setdefault("default", {})
+
+
+def effort_line(plan: dict[str, Any]) -> list[str]:
+    return [line for line in plan_table(plan) if line.startswith("  effort  ")]
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "raised", "means"),
+    [
+        ("0.26.0", {}, "high, ultra", "by a chat template made of the model's own"),
+        ("0.33.0", {}, "high", "by --reasoning-effort-map"),
+        ("0.26.0", {"chat_template": "mine.jinja"}, "high, ultra", "where the instance's own chat template knows them"),
+    ],
+)
+def test_the_table_says_in_one_line_what_becomes_of_other_levels(
+    plan_one: Any, profile: dict[str, Any], version: str, own: dict[str, Any], raised: str, means: str
+) -> None:
+    profile["vllm_version"] = version
+    plan = plan_one({"effort_aliases": "xhigh", **own})
+    assert effort_line(plan) == [f"  effort  {raised} -> xhigh; minimal -> low; none -> off ({means})"]
+    assert effort_line(plan_one()) == []
 
 
 def mount_of(plan: dict[str, Any]) -> list[dict[str, Any]]:
