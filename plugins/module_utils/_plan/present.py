@@ -153,7 +153,8 @@ def _effort(plan: Mapping[str, Any]) -> list[str]:
         # The flag takes fewer levels than a template, and vLLM itself turns thinking off.
         turned = plan["sources"][MAP_FLAG]["value"]
         if isinstance(turned, Mapping):
-            aliases = {**turned, **{alias: level for alias, level in aliases.items() if level == THINKING_OFF}}
+            kept = {alias: level for alias, level in aliases.items() if alias in turned or level == THINKING_OFF}
+            aliases = {**kept, **turned}
     else:
         means = "where the instance's own chat template knows them"
     levels: dict[str, list[str]] = {}
