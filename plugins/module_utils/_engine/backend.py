@@ -35,6 +35,18 @@ PROPERTIES = (
 _KERNEL_LINE = re.compile(r"\[ *(\d+)\.(\d{6})\] (.*)")
 """What dmesg prints: seconds since the boot, and the message."""
 
+_JSON = ["--no-pager", "--quiet", "--all", "-o", "json"]
+"""How the journal is read. Without --all, journalctl gives null in place of a message of more than 4096 bytes, such as
+one that lists every architecture that vLLM knows."""
+
+_LINE_END = re.compile(r"[\r\n]+")
+"""No other one: what str.splitlines takes for a line's end, such as U+0085, users can put into what engines log."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+"""A colour, as of VLLM_LOGGING_COLOR=1, or another order to a terminal."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 def check_name(instance: str) -> str:
     """The instance's name, or EngineError where it cannot be part of a unit's name."""
@@ -144,7 +156,7 @@ def parse_journal(text: str) -> tuple[list[JournalLine], str | None]:
     """Output of ``journalctl -o json``: the lines, and the last one's cursor."""
     lines: list[JournalLine] = []
     cursor = None
-    for raw in text.splitlines():
+    for raw in text.split("\n"):
         try:
             entry = json.loads(raw)
         except ValueError:
@@ -156,8 +168,8 @@ def parse_journal(text: str) -> tuple[list[JournalLine], str | None]:
         if isinstance(message, list):  # journald's form for what is not plain text
             message = bytes(byte for byte in message if isinstance(byte, int)).decode("utf-8", "replace")
         if isinstance(message, str):
-            for line in message.splitlines():
-                lines.append(JournalLine(line, int(entry.get("__MONOTONIC_TIMESTAMP") or 0)))
+            for line in filter(None, _LINE_END.split(_ESCAPE.sub("", message))):
+                lines.append(JournalLine(_CONTROL.sub(" ", line), int(entry.get("__MONOTONIC_TIMESTAMP") or 0)))
     return lines, cursor
 
 
@@ -306,7 +318,7 @@ class Backend(ABC):
 
     def follow(self, instance: str, since_us: int, cursor: str | None = None) -> tuple[list[JournalLine], str | None]:
         """The unit's journal after *cursor*, or from the monotonic time *since_us* on; and the next cursor."""
-        argv = ["journalctl", "--unit", self.service(instance), "--no-pager", "--quiet", "-o", "json"]
+        argv = ["journalctl", "--unit", self.service(instance), *_JSON]
         if cursor:
             argv += ["--after-cursor", cursor]
         else:
@@ -321,7 +333,7 @@ class Backend(ABC):
         """The kernel's messages from the monotonic time *since_us* on; none where the host does not show them."""
         age_s = time.monotonic() - since_us / 1e6
         since = f"--since=@{int(time.time() - age_s) - 5}"
-        done = self._runner(["journalctl", "--dmesg", "--no-pager", "--quiet", "-o", "json", since])
+        done = self._runner(["journalctl", "--dmesg", *_JSON, since])
         lines, _last = parse_journal(done.stdout) if done.returncode == 0 else ([], None)
         # The journal of a host that is a container itself does not have them.
         return [line.text for line in lines or self._ring_buffer() if line.monotonic_us >= since_us]

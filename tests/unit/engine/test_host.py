@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import parse_journal, parse_show
+from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import reports_error
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
     NotText,
@@ -287,7 +289,33 @@ def test_units_are_read_apart() -> None:
 
 def test_the_journal_may_hold_anything() -> None:
     text = '{"__CURSOR":"c1","__MONOTONIC_TIMESTAMP":"5","MESSAGE":"a"}\nnot json\n' + (
-        '{"__CURSOR":"c2","__MONOTONIC_TIMESTAMP":"6","MESSAGE":[27,91,120]}\n{"__CURSOR":"c3","MESSAGE":null}\n'
+        '{"__CURSOR":"c2","__MONOTONIC_TIMESTAMP":"6","MESSAGE":[27,91,51,49,109,120,0]}\n{"__CURSOR":"c3","MESSAGE":null}\n'
     )
     lines, cursor = parse_journal(text)
-    assert [(line.text, line.monotonic_us) for line in lines] == [("a", 5), ("\x1b[x", 6)] and cursor == "c3"
+    assert [(line.text, line.monotonic_us) for line in lines] == [("a", 5), ("x ", 6)] and cursor == "c3"
+
+
+def test_nobody_begins_a_line_of_his_own_in_the_journal() -> None:
+    # Journald has U+0085 as a list of bytes, and U+2028 as it is; users can put both into the id of a request.
+    said = (
+        "INFO 11-30 10:00:00 [logger.py:42] Received request chatcmpl-1\x85torch.OutOfMemoryError: CUDA out of memory."
+    )
+    entries = [list(said.encode()), said.replace("\x85", "\u2028"), "Loading:   0%\rLoading: 100%\r\n"]
+    text = "\n".join(
+        json.dumps({"__MONOTONIC_TIMESTAMP": "5", "MESSAGE": entry}, ensure_ascii=False) for entry in entries
+    )
+    lines, _cursor = parse_journal(text)
+    assert [line.text for line in lines] == [said.replace("\x85", " ")] * 2 + ["Loading:   0%", "Loading: 100%"]
+    assert not any(reports_error(line.text) for line in lines)
+
+
+def test_long_and_coloured_messages_are_read_whole(backend: QuadletBackend, host: Host) -> None:
+    listed = ", ".join(f"'Model{number}ForCausalLM'" for number in range(400))
+    error = f"ValueError: Model architectures ['X'] are not supported for now. Supported architectures: [{listed}]"
+    host.journal = [(5, f"\x1b[0;36m(APIServer pid=1)\x1b[0;0m {error}")]
+    (line,), _cursor = backend.follow("chat", 0)
+    assert line.text == f"(APIServer pid=1) {error}" and reports_error(line.text)
+    # What journalctl gives no value for without it: more than 4096 bytes.
+    assert all("--all" in call for call in host.calls if call[0] == "journalctl")
+    backend.kernel_log(0)
+    assert all("--all" in call for call in host.calls if call[0] == "journalctl")
