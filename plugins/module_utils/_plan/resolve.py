@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,11 +49,19 @@ SCHEMA = "socle.plan/1"
 CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
 API_KEY_TARGET = "VLLM_API_KEY"
 ANY_ADDRESS = "0.0.0.0"
+_RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)(?![^+.-])")
+"""How a tag or version begins that names a release of vLLM, such as v0.26.0-cu129."""
 OWN_FLAGS = ("host", "port", "served-model-name")
 """Flags that the plan makes of other keys of an instance."""
 
 FRONT_FLAGS = ("host", "port", "served-model-name", "max-model-len")
 """These come first, in this order; the rest follows by name."""
+
+
+def _release(text: str) -> str | None:
+    """The three numbers of a release that *text*, a version or the tag of an image, begins with, if it does."""
+    found = _RELEASE.match(text)
+    return found.group(1) if found else None
 
 
 @dataclass(frozen=True)
@@ -421,7 +430,18 @@ class _Draft:
                     "info",
                     f"{image.origin} replaces the profile's image {self.profile.image} by {image.value}, while the "
                     f"flags were chosen for vLLM {self.profile.vllm_version}",
-                    "promote a profile of its own once it is accepted and measured",
+                    "give it a profile of its own in your data once it is accepted and measured",
+                )
+            )
+        named = _release(image.value.partition("@")[0].rpartition(":")[2])
+        if named is not None and named != _release(self.profile.vllm_version):
+            warnings.append(
+                _warning(
+                    "image-version",
+                    "warning",
+                    f"image {image.value} is named after vLLM {named}, but vllm_version of profile {self.profile.name} "
+                    f"is {self.profile.vllm_version}, by which flags and rules were judged and the acceptance decides",
+                    "plan with a profile that has image and vllm_version of one release",
                 )
             )
         aliases = self._effort_aliases(flags, warnings, problems)

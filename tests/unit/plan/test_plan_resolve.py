@@ -107,6 +107,28 @@ def test_null_removes_and_an_opposite_replaces(plan_one: Any) -> None:
     assert back["sources"]["enable-prefix-caching"]["origin"] == "vllm_instances.chat.flags"
 
 
+@pytest.mark.parametrize(
+    ("image", "warned"),
+    [
+        ("registry.example/vllm:v0.26.0-cu129", False),
+        ("registry.example/vllm:0.26.0", False),
+        ("registry.example:5000/vllm", False),
+        ("registry.example/vllm:latest", False),
+        ("registry.example/vllm:v0.26.0@sha256:" + "a" * 64, False),
+        ("registry.example/vllm:20261130.1.2build", False),
+        ("registry.example/vllm:v0.27.1", True),
+        ("registry.example/vllm:v0.27.1@sha256:" + "a" * 64, True),
+        ("registry.example/vllm:0.19.1-patched", True),
+    ],
+)
+def test_an_image_of_another_version_than_the_profile_s_is_told(plan_one: Any, image: str, warned: bool) -> None:
+    found = [warning for warning in plan_one({"image": image})["warnings"] if warning["id"] == "image-version"]
+    assert bool(found) is warned
+    if warned:
+        assert found[0]["severity"] == "warning"
+        assert image in found[0]["message"] and "vllm_version of profile default is 0.26.0" in found[0]["message"]
+
+
 def test_promoted_settings_reach_only_their_profile(plan_one: Any) -> None:
     layers = {
         "promoted": {PROMOTED: {"image": "registry.example/vllm:v0.27.0", "env": {"A": 1}, "evidence": {"run": "r1"}}}
@@ -119,7 +141,7 @@ def test_promoted_settings_reach_only_their_profile(plan_one: Any) -> None:
         "evidence": {"run": "r1"},
     }
     assert plan["env"]["A"] == "1"
-    assert [warning["id"] for warning in plan["warnings"]] == ["image-override"]
+    assert [warning["id"] for warning in plan["warnings"]] == ["image-override", "image-version"]
     assert plan_one({"profile": "safe"}, layers=layers)["image"] == "registry.example/vllm:v0.26.0"
 
 
