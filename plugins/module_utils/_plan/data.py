@@ -150,7 +150,9 @@ def _check_kind(origin: str, content: Mapping[str, Any]) -> None:
 
 _ENGINE = schema.record(
     {
-        "cache_root": schema.text(r"/[A-Za-z0-9._/-]+", "an absolute path without spaces"),
+        "cache_root": schema.text(
+            r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ / -, without spaces"
+        ),
         "env": check_env,
         "evidence": evidence_map,
     },

@@ -143,8 +143,12 @@ MODEL = schema.record(
         "description": schema.text(),
         "family": schema.text(),
         "hub": schema.choice("modelscope"),
-        "repo": schema.text(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "a repository written as owner/name, without spaces"),
-        "revision": schema.text(r"[A-Za-z0-9._/-]+", "a branch, tag or commit, without spaces"),
+        "repo": schema.text(
+            r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", "a repository written as owner/name, of letters, digits and . _ -"
+        ),
+        "revision": schema.text(
+            r"[A-Za-z0-9._/-]+", "a branch, tag or commit, of letters, digits and . _ / -, in quotes if it is a number"
+        ),
         "served_name": served_text,
         "size_bytes": schema.whole(1),
         "architecture": ARCHITECTURE,

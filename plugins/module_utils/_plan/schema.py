@@ -103,8 +103,8 @@ def secret() -> Check:
         sound = isinstance(value, str) and all("!" <= char <= "~" for char in value) and value != ""
         if value is not None and not sound:
             problems.add(
-                f"{where} must be printable ASCII without spaces, but is not (its value is withheld); correct it, or "
-                "leave it out for none."
+                f"{where} must be printable ASCII without spaces, but is not (its value is withheld); correct it, "
+                "put it into quotes if it is a number, or leave it out for none."
             )
 
     return check

@@ -12,8 +12,11 @@ _IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"
 
 name_text = schema.text(NAME, "a name of lower-case letters, digits, dots and dashes")
 class_text = schema.text(_CLASS_NAME, "a name of lower-case letters, digits and underscores")
-image_text = schema.text(_IMAGE, "an image reference without spaces")
-served_text = schema.text(r"[A-Za-z0-9./_][A-Za-z0-9._:/+@-]*", "a name without spaces")
+image_text = schema.text(_IMAGE, "an image reference of letters, digits and . _ : / @ -, without spaces")
+served_text = schema.text(
+    r"[A-Za-z0-9./_][A-Za-z0-9._:/+@-]*",
+    "a name of letters, digits and . _ : / + @ -, without spaces, that begins with none of : + @ -",
+)
 version_text = schema.text(r"\d+\.\d+\.\d+[A-Za-z0-9.+-]*", "a version such as '0.32.0'")
 slo_map = schema.map_of(schema.number(), r"[a-z][a-z0-9_]*", "lower-case words joined by underscores")
 evidence_map = schema.map_of(schema.record({"value": schema.anything(), "source": schema.text()}, ["source"]))
