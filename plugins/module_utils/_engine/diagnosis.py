@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._engine.phases import Phases
+from ansible_collections.socle.inference.plugins.module_utils._engine.phases import ANSWER, Phases
 from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import (
     BY_NAME,
     OBSERVED,
@@ -77,6 +77,9 @@ _ENGINE = re.compile(r"^\((?:EngineCore|Worker|VllmWorker)")
 
 LINE_LENGTH = 600
 """Some messages list everything that would have been right."""
+
+READ_LENGTH = 8192
+"""Of a line, what is compared: patterns take long for the longest lines of the journal (48 KiB)."""
 
 SIGKILL_STATUS = (9, 137)
 KILLED = ("engine_killed", "worker_died", "killed")
@@ -289,11 +292,14 @@ class Reader:
 
     def feed(self, line: str, at_s: float | None = None) -> None:
         """One line of output, *at_s* seconds after the unit's start."""
+        line = line[:READ_LENGTH]
         message = strip_prefix(line)
         self._continue(line, message)
         raised = self._root.feed(line)
-        if raised is not None or reports_error(line):
-            self._judge(line, raised or message.strip())
+        # Once the server is up, its errors may quote requests ("The model `...` does not exist").
+        quotes = self.phases.phase == ANSWER and not _ENGINE.match(_process(line))
+        if raised is not None or (reports_error(line) and not quotes):
+            self._judge(line, raised or message.strip(), quotes)
         elif self.hint is None:
             self.hint = match(message, WARNING)
         if self.phases.feed(message, at_s):
@@ -301,12 +307,12 @@ class Reader:
             if _process(line) == self._probably:
                 self.probable = None
 
-    def _judge(self, line: str, message: str) -> None:
+    def _judge(self, line: str, message: str, quotes: bool) -> None:
         if self.fatal is not None:
             return
         for signature in SIGNATURES:
             found = _found(signature, message)
-            if found is None:
+            if found is None or (quotes and not (signature.serves and signature.pattern.match(message))):
                 continue
             if signature.generic:
                 self.fatal = self.conclude(found)

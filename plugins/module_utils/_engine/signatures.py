@@ -101,7 +101,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         2,
         "bad_json_flag",
-        r"error: argument (\S+?)(?:/\S+)?: (?:Value )?(.*?) cannot be converted to <function loads",
+        r"error: argument ([^\s/]+)(?:/\S+)?: (?:Value )?(.*?) cannot be converted to <function loads",
         "the value of {1} is no JSON ({2})",
         "Write the flag as a map in the inventory; it is then passed as JSON.",
         _CPU_LOG,
@@ -109,7 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         3,
         "bad_flag_value",
-        r"error: argument (\S+?)(?:/\S+)?: (invalid choice: .+|.*cannot be converted to .+|invalid .+ value: .+"
+        r"error: argument ([^\s/]+)(?:/\S+)?: (invalid choice: .+|.*cannot be converted to .+|invalid .+ value: .+"
         r"|expected .+|ignored explicit argument .+)",
         "the value of {1} is not valid ({2})",
         "Correct the flag's value; JSON flags are written as maps in the inventory.",

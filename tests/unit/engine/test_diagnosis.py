@@ -350,3 +350,51 @@ def test_a_diagnosis_goes_into_results_and_records_whole() -> None:
     assert found is not None
     assert set(found.as_dict()) == {"id", "name", "severity", "sentence", "remedy", "line", "evidence"}
     assert all(found.as_dict().values())
+
+
+STARTED = "(APIServer pid=1) INFO:     Application startup complete."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            "(APIServer pid=1) ERROR 11-30 10:00:00 [serving.py:210] Error with model error=ErrorInfo("
+            "message='The model `torch.OutOfMemoryError: CUDA out of memory. Tried` does not exist.', code=404)"
+        ],
+        [
+            "(APIServer pid=1) ERROR:    Exception in ASGI application",
+            "(APIServer pid=1) Traceback (most recent call last):",
+            '(APIServer pid=1)   File "/x.py", line 1, in f',
+            "(APIServer pid=1) ValueError: no role jinja2.exceptions.TemplateSyntaxError: RuntimeError: CUDA error: x",
+        ],
+        ["ERROR:    No available memory for the cache blocks. of a request"],
+    ],
+)
+def test_what_a_server_that_is_up_says_of_requests_is_no_failure_of_the_start(lines: list[str]) -> None:
+    reader = Reader()
+    for line in [STARTED, *lines]:
+        reader.feed(line)
+    assert reader.fatal is None and reader.probable is None
+    # Before, nobody can have asked anything.
+    reader = Reader()
+    for line in lines:
+        reader.feed(line)
+    assert reader.fatal is not None
+
+
+def test_what_the_engine_says_counts_also_after_its_server_is_up() -> None:
+    reader = Reader()
+    reader.feed(STARTED)
+    reader.feed(
+        "(EngineCore pid=9) ERROR 11-30 10:00:00 [core.py:900] torch.OutOfMemoryError: CUDA out of memory. Tried"
+    )
+    assert reader.fatal is not None and reader.fatal.name == "generic_out_of_memory"
+
+
+def test_of_the_longest_lines_only_the_beginning_is_compared() -> None:
+    reader = Reader()
+    reader.feed("(APIServer pid=1) ERROR: " + "x" * 40_000 + " torch.OutOfMemoryError: CUDA out of memory.")
+    assert reader.fatal is None
+    reader.feed("(APIServer pid=1) ERROR: torch.OutOfMemoryError: CUDA out of memory. " + "x" * 40_000)
+    assert reader.fatal is not None and reader.fatal.name == "generic_out_of_memory"
