@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 KEY = "sk-very-secret-0815"
 
 
-def endpoint(*options: str) -> str:
+def endpoint(*options: str, code: int = 0) -> str:
     done = subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"),
@@ -29,7 +29,7 @@ def endpoint(*options: str) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -43,6 +43,11 @@ INSTANCES = {
         "effort_aliases": "medium",
     }
 }
+
+
+def test_a_format_that_there_is_not_is_refused() -> None:
+    told = " ".join(endpoint("-e", "socle_format=yaml", code=2).split())
+    assert "socle_format is yaml, expected text or json. Nothing was changed." in told
 
 
 def test_json_is_one_document_with_a_key_s_name_and_not_the_key() -> None:
