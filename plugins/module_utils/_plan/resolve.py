@@ -245,6 +245,7 @@ def _assign_gpus(
     """GPUs of each instance as written, or all of the host's."""
     assigned: dict[str, list[Any]] = {}
     owners: dict[Any, str] = {}
+    shared: dict[tuple[str, str], list[str]] = {}
     gpus = _HostGpus(host_class, found, request)
     for name in sorted(instances):
         wanted = instances[name].get("gpus")
@@ -287,12 +288,17 @@ def _assign_gpus(
             if owners.get(identity) == name:
                 problems.add(f"{where} names GPU {gpu} twice; name it once.")
             elif identity in owners:
-                problems.add(
-                    f"GPU {gpu} of {request.host} is used by two instances, {owners[identity]} and {name}; "
-                    "give each its own GPUs in gpus."
-                )
+                shared.setdefault((owners[identity], name), []).append(str(gpu))
             owners.setdefault(identity, name)
         assigned[name] = list(wanted)
+    for pair, both in shared.items():
+        everything = [name for name in pair if instances[name].get("gpus") is None]
+        problems.add(
+            f"GPU{'s' * (len(both) > 1)} {', '.join(both)} of {request.host} {'are' if len(both) > 1 else 'is'} used by "
+            f"two instances, {' and '.join(pair)}"
+            + (f" ({' and '.join(everything)} without gpus, which means all of the host's)" if everything else "")
+            + "; give each its own GPUs in gpus."
+        )
     return assigned
 
 

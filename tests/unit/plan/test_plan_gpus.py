@@ -213,6 +213,30 @@ def test_a_driver_older_than_the_class_needs_is_refused_once(refused: Any, gpu_f
     assert "driver 470.57.02" in message and "class a800_pcie_80g need 525 or newer" in message
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        (
+            {},
+            {},
+            "GPUs 0, 1, 2, 3 of gpu1 are used by two instances, a and b (a and b without gpus, which means all of",
+        ),
+        (
+            {"gpus": [1, 2]},
+            {},
+            "GPUs 1, 2 of gpu1 are used by two instances, a and b (b without gpus, which means all of",
+        ),
+        ({"gpus": [0, 1]}, {"gpus": [1, 2]}, "GPU 1 of gpu1 is used by two instances, a and b; give each its own GPUs"),
+    ],
+)
+def test_gpus_that_two_instances_share_are_told_at_once(
+    errors_of: Any, gpu_facts: Any, a: Any, b: Any, told: str
+) -> None:
+    instances = {"a": {**CHAT, **a, "port": 1}, "b": {**CHAT, **b, "port": 2}}
+    (sentence,) = [error for error in errors_of(instances, facts=gpu_facts, host_class=None) if "used by" in error]
+    assert sentence.startswith(told)
+
+
 def test_versions_are_compared_as_numbers(on_gpus: Any, refused: Any, gpu_facts: Any, documents: Any) -> None:
     documents["profiles/host_classes"]["a800_pcie_80g"]["driver"]["minimum"] = "580.126.09"
     gpu_facts["driver"]["version"] = "580.95.05"
