@@ -9,6 +9,7 @@ Format: https://github.com/prometheus/docs/blob/main/docs/instrumenting/expositi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -50,8 +51,11 @@ def parse(text: str) -> list[Sample]:
 
 
 def total(samples: Iterable[Sample], name: str) -> float | None:
-    """The sum over all label sets (engines, reasons); None when the metric is absent."""
-    values = [sample.value for sample in samples if sample.name == name]
+    """The sum over all label sets (engines, reasons); None when the metric is absent or no number.
+
+    NaN is unlike itself, so that it would count as movement for ever.
+    """
+    values = [sample.value for sample in samples if sample.name == name and math.isfinite(sample.value)]
     return sum(values) if values else None
 
 

@@ -46,13 +46,10 @@ class Load:
 
 def read_load(metrics: bytes) -> Load | None:
     """The load by /metrics, over all engine cores; None where the page does not tell."""
-    found: dict[str, float] = {}
-    for sample in exposition.parse(metrics.decode("utf-8", "replace")):
-        if sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    if "vllm:num_requests_running" not in found:
-        return None
-    return Load(int(found["vllm:num_requests_running"]), int(found.get("vllm:num_requests_waiting", 0)))
+    samples = exposition.parse(metrics.decode("utf-8", "replace"))
+    running = exposition.total(samples, "vllm:num_requests_running")
+    waiting = exposition.total(samples, "vllm:num_requests_waiting")
+    return None if running is None else Load(max(0, int(running)), max(0, int(waiting or 0)))
 
 
 class Drain:

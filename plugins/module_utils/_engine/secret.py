@@ -59,10 +59,10 @@ def _ensure_api_key(
             backend.remove_secret(instance, NAME)
             files.remove(env_file)
         return {"changed": changed, "hmac": None}
-    if any(ord(char) < 0x20 or ord(char) == 0x7F for char in api_key):
+    if not (api_key.isascii() and api_key.isprintable()) or api_key != api_key.strip():
         raise EngineError(
-            f"Cannot use the API key of {instance}: it holds a control character such as a line break; set another in"
-            " vllm_instances."
+            f"Cannot use the API key of {instance}: it holds a control character such as a line break, one that is not"
+            " ASCII, or a space at an end, which no client could send; set another in vllm_instances."
         )
     key = _host_key(folder, files, check)
     if key is None:

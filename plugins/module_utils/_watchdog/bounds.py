@@ -48,7 +48,7 @@ def ledger_from(text: str | None) -> Ledger:
     """The ledger that was kept; an empty one where the text is none."""
     try:
         values: Any = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return Ledger()
     if not isinstance(values, dict):
         return Ledger()
@@ -56,13 +56,16 @@ def ledger_from(text: str | None) -> Ledger:
     generation = values.get("generation")
     return Ledger(
         generation=generation if isinstance(generation, int) else None,
-        restarts=[float(item) for item in restarts if isinstance(item, (int, float))]
-        if isinstance(restarts, list)
-        else [],
+        restarts=[float(item) for item in restarts if _is_moment(item)] if isinstance(restarts, list) else [],
         gave_up=values.get("gave_up") is True,
         run=_text(values.get("run")),
         ended_run=_text(values.get("ended_run")),
     )
+
+
+def _is_moment(value: Any) -> bool:
+    """Whether it can be seconds since 1970, which an infinite or endless number cannot."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
 
 
 def _text(value: Any) -> str | None:

@@ -84,12 +84,19 @@ class CanaryAsker:
             call.abandon()
 
     def _run(self, call: Call, body: dict[str, Any], key: str | None, this: int) -> None:
-        answer = call(PATH, body, key)
+        fault = None
+        try:
+            answer = call(PATH, body, key)
+        except Exception as error:  # that it could not be asked says nothing of the engine
+            answer, fault = None, f"no question, since it cannot be asked ({type(error).__name__}: {error})"
         now = self._clock()
         with self._lock:
             if this != self._round:
                 return
             self._under_way, self._ended_at = None, now
+            if fault is not None:
+                self._state = Canary(answered_at=self._state.answered_at, refused=fault)
+                return
             if answer is None:
                 return
             if answer[0] == 200:

@@ -25,11 +25,13 @@ class Call:
     def __call__(
         self, path: str, body: Mapping[str, Any] | None = None, key: str | None = None
     ) -> tuple[int, str] | None:
-        """Status and text; None where no answer came in time."""
+        """Status and text; None where no answer came in time. Raises ValueError for a key that no header can hold."""
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         if key is not None:
+            if not (key.isascii() and key.isprintable()):
+                raise ValueError("its API key has other characters than a header can hold")
             headers["Authorization"] = f"Bearer {key}"
         timer = threading.Timer(self._limit_s, self.abandon)
         timer.daemon = True

@@ -41,7 +41,7 @@ def read_launch(state_dir: Path, instance: str) -> Launch:
         plan = json.loads((current / "plan.json").read_text(encoding="utf-8"))
         generation = current.readlink().name
         return launch_of(plan, int(generation) if generation.isdigit() else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise EngineError(
             f"The watchdog cannot read how {instance} was launched from {current / 'plan.json'}"
             f" ({type(error).__name__}: {error}); deploy the instance, or take its watchdog away."
@@ -52,13 +52,17 @@ def launch_of(plan: Mapping[str, Any], generation: int | None) -> Launch:
     """What *plan* says."""
     argv = [str(word) for word in plan["argv"]]
     names = plan.get("served_names") or []
-    longest = plan.get("max_model_len") or _number(argv, "--max-model-len")
+    planned = plan.get("max_model_len")
+    longest = planned if isinstance(planned, int) and planned > 0 else _number(argv, "--max-model-len")
     whole = "--no-enable-chunked-prefill" in argv
+    port = int(plan["port"])
+    if not 0 < port < 65536:
+        raise ValueError(f"port is {port}")
     return Launch(
         generation=generation,
         plan=plan,
         address=probe_address(argv).strip("[]"),
-        port=int(plan["port"]),
+        port=port,
         model=str(names[0]) if names else argv[0],
         key_required=bool(plan.get("api_key_required")),
         max_model_len=longest,

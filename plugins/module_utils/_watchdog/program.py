@@ -85,15 +85,20 @@ def main(argv: Sequence[str]) -> int:
         alive=lambda state: notify(f"WATCHDOG=1\nSTATUS={' '.join(state.split())}"),
     )
     notify("READY=1")
+    told = ""
     while not ended.is_set():
         if asked.is_set():
             asked.clear()
             watch.forget()
         try:
             watch.step()
+            told = ""
         except Exception as error:
-            # A fault of its own must not end the watch; the next look may go well.
-            say(3, f"{settings.instance} fault: {type(error).__name__}: {error}; report it, it is a fault of socle")
+            # A fault of its own must not end the watch; the next look may go well. Told once, not with every look.
+            fault = f"{type(error).__name__}: {error}"
+            if fault != told:
+                say(3, f"{settings.instance} fault: {fault}; report it, it is a fault of socle")
+            told = fault
         woken.wait(settings.interval_s)
         woken.clear()
     notify("STOPPING=1")

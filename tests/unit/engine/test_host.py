@@ -83,10 +83,13 @@ def test_check_mode_on_a_new_host_writes_nothing(backend: QuadletBackend, host: 
     assert not (tmp_path / "s").exists() and host.secrets == {}
 
 
-def test_a_key_with_a_line_break_is_refused_without_showing_it(backend: QuadletBackend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["abc\nVLLM_X=1", "abc\u5bc6", " abc", "abc "])
+def test_a_key_that_no_client_can_send_is_refused_without_showing_it(
+    backend: QuadletBackend, tmp_path: Path, key: str
+) -> None:
     with pytest.raises(EngineError) as caught:
-        ensure_api_key(backend, tmp_path, "chat", "abc\nVLLM_X=1", Files())
-    assert "abc" not in caught.value.message
+        ensure_api_key(backend, tmp_path, "chat", key, Files())
+    assert "abc" not in caught.value.message and not list(tmp_path.glob("**/env"))
 
 
 def test_a_file_system_that_is_read_only_is_one_sentence_without_the_key(

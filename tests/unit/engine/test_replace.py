@@ -61,6 +61,9 @@ def metrics(running: int, waiting: int) -> bytes:
 def test_the_load_is_that_of_all_engine_cores() -> None:
     assert read_load(metrics(2, 1)) == Load(2, 1)
     assert read_load(b"up 1\n") is None and read_load(b"\xff") is None
+    assert read_load(b"vllm:num_requests_running NaN\n") is None
+    assert read_load(b"vllm:num_requests_running 1\nvllm:num_requests_waiting +Inf\n") == Load(1, 0)
+    assert read_load(b"vllm:num_requests_running -1\n") == Load(0, 0)
 
 
 @pytest.mark.parametrize(

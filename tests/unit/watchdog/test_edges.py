@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._watchdog import program
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.canary import CanaryAsker
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.commands import Answer, run_bounded
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.host import Host
@@ -26,6 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._watchdog.observat
     STOPPED,
     Canary,
 )
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.settings import Settings
 
 from tests.simulators.engine import Behaviour, EngineDouble
 from tests.unit.watchdog.conftest import PLAN, SECRET
@@ -248,3 +251,46 @@ def test_a_command_says_its_end_and_its_errors() -> None:
     assert (answer.status, answer.output, answer.fault) == (3, "2000\nwrong\n", None)
     missing = run_bounded(["/nowhere/py-spy"], 1)
     assert missing.status is None and "cannot be run" in str(missing.fault)
+
+
+@pytest.mark.parametrize("key", ["k\u00f6y", "k\ny"])
+def test_a_question_that_cannot_be_asked_does_not_count_as_unanswered(key: str) -> None:
+    asked: list[tuple[str, int, float]] = []
+
+    def call(address: str, port: int, limit_s: float) -> Call:
+        asked.append((address, port, limit_s))
+        return Call(address, port, limit_s)
+
+    asker = CanaryAsker(time.monotonic, call)
+    asker.ask(launch_of(PLAN, 1), key, LIMIT_S)
+    eventually(lambda: not asker.under_way)
+    # An engine that does nothing, and does not get its canary, would be restarted.
+    assert len(asked) == 1 and asker.state.waiting_since is None
+    assert asker.state.refused is not None and "API key" in asker.state.refused and key not in asker.state.refused
+
+
+def test_a_fault_of_its_own_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    outcomes = iter(["x", "x", None, "x", "y"])
+
+    class Faulty:
+        def __init__(self, *_given: object, **_options: object) -> None:
+            pass
+
+        def step(self) -> None:
+            outcome = next(outcomes, "end")
+            if outcome == "end":
+                signal.raise_signal(signal.SIGTERM)
+            elif outcome is not None:
+                raise KeyError(outcome)
+
+    monkeypatch.setattr(program, "Watch", Faulty)
+    monkeypatch.setattr(program, "read_settings", lambda _path: Settings("chat", "gpu1", interval_s=0))
+    monkeypatch.setattr(program, "say", lambda _level, line: said.append(line))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        assert program.main(["socle-watchdog", "settings.json"]) == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [line.partition(";")[0] for line in said] == [f"chat fault: KeyError: {key!r}" for key in ("x", "x", "y")]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,39 @@ def test_pages_that_show_nothing() -> None:
     off = read_metrics("python_gc_objects_collected_total 12\n")
     assert (off.visible, off.asleep, off.running) == (OFF, None, None)
     assert read_metrics(PAGE.replace('"awake"} 1.0', '"awake"} 0.0')).asleep is True
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_what_is_no_number_is_no_movement(value: str) -> None:
+    page = PAGE.replace('kv_cache_usage_perc{engine="0",model_name="m"} 0.25', f"kv_cache_usage_perc {value}")
+    page = page.replace('num_requests_waiting{engine="0",model_name="m"} 7.0', f"num_requests_waiting {value}")
+    before, after = read_metrics(page), read_metrics(page)
+    assert before.scheduler == after.scheduler and before.waiting is None and before.visible == ON
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps({**PLAN, "argv": [], "served_names": []}),
+        json.dumps({**PLAN, "port": float("inf")}),
+        json.dumps({**PLAN, "port": 70_000}),
+        json.dumps({**PLAN, "start_timeout_s": 10**400}),
+    ],
+    ids=["nested", "no argv", "endless port", "no port", "endless timeout"],
+)
+def test_a_damaged_plan_is_one_sentence(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "instances/chat"
+    (folder / "generations/1").mkdir(parents=True)
+    (folder / "generations/1/plan.json").write_text(text)
+    (folder / "current").symlink_to("generations/1")
+    with pytest.raises(EngineError, match="cannot read how chat was launched"):
+        read_launch(tmp_path, "chat")
+
+
+def test_a_length_that_is_none_is_not_gone_by() -> None:
+    for length in ("4096", -1, None):
+        assert launch_of({**PLAN, "max_model_len": length}, 1).max_model_len is None
 
 
 def test_a_launch_tells_where_it_answers_and_how_large_its_steps_are(stage: Stage) -> None:

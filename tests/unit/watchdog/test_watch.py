@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ansible_collections.socle.inference.plugins.module_utils._records.files import check_spooled
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.bounds import ledger_from
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.observation import STARTING
 
 from tests.unit.watchdog.conftest import SECRET, Stage
@@ -213,6 +215,14 @@ def test_a_start_is_said_and_left_alone(stage: Stage) -> None:
     stage.engine.freeze()
     stage.run(1200)
     assert stage.words() == ["starting"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"restarts": [Infinity, NaN, 1%s, true]}' % ("0" * 400)], ids=["nested", "endless"]
+)
+def test_a_ledger_with_what_is_no_moment_is_one_without(text: str) -> None:
+    ledger = ledger_from(text)
+    assert ledger.restarts == [] and ledger.allows(1e9, 1)
 
 
 def test_a_broken_ledger_is_an_empty_one(stage: Stage) -> None:
