@@ -197,7 +197,7 @@ def _capacity(
         return [line for sentence in unknown for line in _wrapped(sentence, width, "  capacity  ")]
     calibrated = ["measured on this host class"] if capacity.get("calibrated") else []
     rows = [", ".join([*sizes, *calibrated]), ", ".join(held)]
-    return ["  capacity", *[f"    {row}" for row in rows if row]]
+    return ["  capacity", *[line for row in rows for line in _wrapped(row, width, " " * 4)]]
 
 
 def _notes(found: Sequence[Mapping[str, Any]], shown: bool, width: int) -> list[str]:

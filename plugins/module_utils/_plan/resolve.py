@@ -294,8 +294,8 @@ def _assign_gpus(
     for pair, both in shared.items():
         everything = [name for name in pair if instances[name].get("gpus") is None]
         problems.add(
-            f"GPU{'s' * (len(both) > 1)} {', '.join(both)} of {request.host} {'are' if len(both) > 1 else 'is'} used by "
-            f"two instances, {' and '.join(pair)}"
+            f"GPU{'s' * (len(both) > 1)} {', '.join(both)} of {request.host} {'are' if len(both) > 1 else 'is'} "
+            f"used by two instances, {' and '.join(pair)}"
             + (f" ({' and '.join(everything)} without gpus, which means all of the host's)" if everything else "")
             + "; give each its own GPUs in gpus."
         )

@@ -171,7 +171,8 @@ def test_a_fault_that_two_checks_find_is_told_once(
 
 def test_a_version_without_a_schema_is_one_warning(documents: Any, plan_one: Any) -> None:
     profile = documents["profiles/serving"]["small-chat--cpu"]["profiles"]["default"]
-    profile.update(vllm_version="0.27.7", flags={**profile["flags"], "no-such-flag": 1})
+    flags = {**profile["flags"], "no-such-flag": 1}
+    profile.update(vllm_version="0.27.7", image="registry.example/vllm:v0.27.7", flags=flags)
     plan = plan_one(knowledge=knowledge())
     assert [warning["id"] for warning in plan["warnings"]] == ["SOC-F17"]
     assert "0.27.7" in plan["warnings"][0]["message"]

@@ -275,6 +275,13 @@ def test_the_table_shows_the_command_and_why_it_is_another() -> None:
     assert '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2} -> {"method": "mtp"' in table
 
 
+def test_text_fits_a_narrow_terminal() -> None:
+    for host, instance in (("a100-1", "chat"), ("a800-1", "agents"), ("rtx-1", "home")):
+        wide = [line for line in plan_table(plan(host, instance), notes=True, width=79) if len(line) > 79]
+        # Values, paths and commands, to be copied.
+        assert [line for line in wide if not line.startswith(("    --", "    -v", "    vllm serve", "  model "))] == []
+
+
 @pytest.mark.parametrize("host", sorted(ADDRESSES))
 def test_facts_that_were_built_by_hand_say_so_and_have_every_key(host: str, tmp_path: Path) -> None:
     content = json.loads((EXAMPLE / f".facts/{host}.json").read_text(encoding="utf-8"))
