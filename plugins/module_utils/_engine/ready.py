@@ -48,12 +48,14 @@ from ansible_collections.socle.inference.plugins.module_utils._records.schema im
     parse_spool_name,
     path_component,
 )
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.redaction import redact
 
 POLL_S = 1.0
 CLOSE_S = 0.25
 """How often to look where an answer may come at any moment."""
 
 CALL_TIMEOUT_S = 5.0
+BODY_BYTES = 4 << 20
 TOKEN_TIMEOUT_S = 120.0
 CONFIRM_S = 60.0
 LOOP_RESTARTS = 2
@@ -88,7 +90,7 @@ class Http:
         request = urllib.request.Request(self.base_url + path, data=data, headers=headers)
         try:
             with self._opener.open(request, timeout=timeout_s) as response:
-                return int(response.status), response.read(4 << 20)
+                return int(response.status), _read(response, time.monotonic() + timeout_s)
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read(1 << 16)
@@ -98,10 +100,24 @@ class Http:
             return 0, str(error).encode()
 
 
+def _read(response: Any, deadline: float) -> bytes:
+    """The body, as far as it is needed; TimeoutError where it goes on after *deadline*."""
+    # The timeout of the socket begins anew with every byte.
+    body = b""
+    while len(body) < BODY_BYTES:
+        part = response.read1(1 << 16)
+        if not part:
+            break
+        body += part
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return body
+
+
 def _json(answer: Answer) -> Any:
     try:
         return json.loads(answer[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -300,11 +316,12 @@ class Waiter:
                 final=True,
             )
         models = _json(answer)
-        if answer[0] != 200 or not isinstance(models, dict):
+        listed = models.get("data") if isinstance(models, dict) else None
+        if answer[0] != 200 or not isinstance(listed, list):
             return unanswered("/v1/models", answer)
         self._models = [
             {"id": item.get("id"), "root": item.get("root"), "max_model_len": item.get("max_model_len")}
-            for item in models.get("data") or []
+            for item in listed
             if isinstance(item, dict)
         ]
         ids = [item["id"] for item in self._models]
@@ -331,7 +348,8 @@ class Waiter:
         usage = reply.get("usage") if isinstance(reply, dict) else None
         if answer[0] != 200:
             return unanswered("the request for one token", answer)
-        if not isinstance(usage, dict) or (usage.get("completion_tokens") or 0) < 1:
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if not isinstance(tokens, int) or tokens < 1:
             return Lack("token", "answered the request for one token without a token")
         return None
 
@@ -452,6 +470,8 @@ class Waiter:
 
     def _fail(self, diagnosis: Diagnosis, unit: UnitState) -> NoReturn:
         diagnosis = self._explained(diagnosis)
+        # It goes to the terminal and into a record.
+        diagnosis = replace(diagnosis, line=redact(diagnosis.line) if diagnosis.line else None)
         diagnosed_after_s = self._since_it_gave_up(unit)
         stopped = self._stop(unit)
         line = f": {diagnosis.line}" if diagnosis.line else ""
@@ -459,7 +479,7 @@ class Waiter:
             f"{self._service} did not become ready, {diagnosis.sentence}{line} - {diagnosis.remedy} ({diagnosis.id})",
             diagnosis=diagnosis.as_dict(),
             diagnosed_after_s=diagnosed_after_s,
-            excerpt=list(self._tail),
+            excerpt=[redact(line) for line in self._tail],
             milestones=self._reader.phases.milestones,
             phases=self._reader.phases.took_s,
             unit=unit.as_dict(),

@@ -39,7 +39,7 @@ def clip(text: str, part: str, secrets: Sequence[str]) -> list[str]:
     kept: list[str] = []
     room = BYTES[part]
     # Values first and over the whole: one may reach over the place where a line is cut.
-    for line in reversed(str(scrub(text, secrets)).splitlines()):
+    for line in reversed(str(scrub(text, secrets)).rstrip("\n").split("\n")):
         short = redact(line[: 2 * LINE])[:LINE]
         room -= len(short.encode("utf-8", "replace")) + 1
         if room < 0:

@@ -13,19 +13,29 @@ from ansible_collections.socle.inference.plugins.module_utils._records.schema im
 MASK = "***"
 
 _NAMED = re.compile(
-    r"""(?ix) ( (?: api[_-]?key | token | passw(?:or)?d | secret | credentials? ) ["']? [ \t]{0,9} [=:] [ \t]{0,9} )
-    ( "[^"]*" | '[^']*' | [^\s,;&)}\]]+ )"""
+    r"""(?ix) ( (?: api[_-]?key | token | passw(?:or)?d | passphrase | (?<![a-z])(?:pass|pwd) | secret(?:[_-]\w{1,32})?
+    | private[_-]?key | access[_-]?key(?:[_-]?id)? | credentials? ) ["']? [ \t]{0,9} [=:] [ \t]{0,9} )
+    ( "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' | [^\s,;&)}\]]+ )"""
 )
 """NAME=VALUE and NAME: VALUE where the name says what it is. Counts of tokens are no secrets: see _named."""
 
-_HEADER = re.compile(r"""(?i)(\b(?:proxy-)?authorization["']?\s*[:=]\s*["']?)[^"',;}\n]+""")
+_OPTION = re.compile(
+    r"""(?ix) ( --[a-z-]{0,32}(?:api-key|token|password|secret) ["']? (?:,[ \t]{0,9}|[ \t]{1,9}) ["']? )
+    ( [^\s"',]+ )"""
+)
+"""--NAME VALUE, as a command line or as Python's list of its words."""
+
+_HEADER = re.compile(r"""(?i)(\b(?:(?:proxy-)?authorization|(?:set-)?cookie)["']?\s*[:=]\s*["']?)[^"',;}\n]+""")
 _BEARER = re.compile(r"(?i)(\bbearer\s+)[^\s\"',;]+")
 _KNOWN = re.compile(
     r"\b(?:sk-[A-Za-z0-9_-]{8,}|hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{16}"
+    r"|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|nvapi-[\w-]{16,}|AIza[\w-]{30,}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*)"
 )
-_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,15}://)[^\s/@]{1,256}@", re.IGNORECASE)
-_REQUEST = re.compile(r"((?:Received request|Generated response|Dumping input data)\b(?: [\w-]+)?).*")
+_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,15}://)[^\s/]{1,256}@", re.IGNORECASE)
+_REQUEST = re.compile(
+    r"((?:Received request|Generated response|Dumping input data)\b(?: [\w-]+)?|\bRequest \S{1,256} details:).*"
+)
 """What vLLM writes of a request with --enable-log-requests, and of the batch in which it died: prompts and answers."""
 
 _NUMBER = re.compile(r"[\d.,]+%?")
@@ -39,7 +49,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _KNOWN.sub(MASK, text)
     text = _USERINFO.sub(rf"\1{MASK}@", text)
-    return _NAMED.sub(_named, text)
+    return _OPTION.sub(_named, _NAMED.sub(_named, text))
 
 
 def redact_all(value: Any, secrets: Iterable[str] = ()) -> Any:

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -691,3 +693,85 @@ def test_cache_facts_that_a_version_does_not_tell_are_missing() -> None:
     old = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     assert parse_cache_info(old) == {"num_gpu_blocks": None, "block_size": 16, "kv_cache_size_tokens": None}
     assert parse_cache_info(b"") == {"num_gpu_blocks": None, "block_size": None, "kv_cache_size_tokens": None}
+
+
+class Rubbish(ThreadingHTTPServer):
+    """Another process on the port, which answers /health and anything else with *body*, slowly where *drip* is set."""
+
+    daemon_threads = True
+
+    def __init__(self, body: bytes, drip: bool = False) -> None:
+        self.body, self.drip = body, drip
+        super().__init__(("127.0.0.1", 0), RubbishHandler)
+
+
+class RubbishHandler(BaseHTTPRequestHandler):
+    server: Rubbish
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/health":
+            return
+        with contextlib.suppress(OSError):
+            for byte in self.server.body if self.server.drip else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.05)
+            if not self.server.drip:
+                self.wfile.write(self.server.body)
+
+    do_POST = do_GET
+
+
+@contextlib.contextmanager
+def answering(server: ThreadingHTTPServer) -> Iterator[str]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"data": 5}',
+        b'{"data": {"id": "smol"}}',
+        b'{"data": [{"id": "smol"}], "usage": {"completion_tokens": "1"}}',
+        b'{"data": [{"id": "smol"}], "usage": {"completion_tokens": [1]}}',
+    ],
+    ids=["nested", "a number", "a map", "a text of tokens", "a list of tokens"],
+)
+def test_rubbish_from_another_process_is_told_as_not_serving(
+    backend: QuadletBackend, host: Host, clock: Clock, body: bytes
+) -> None:
+    up(host)
+    with answering(Rubbish(body)) as address:
+        found = waiter(backend, address, clock).look()
+    assert found["ready"] is False and found["reason"].startswith("vllm-chat.service answered ")
+
+
+def test_an_answer_that_never_ends_is_none() -> None:
+    with answering(Rubbish(b"x" * 100, drip=True)) as address:
+        assert Http(address)("/metrics", timeout_s=0.5) == (0, b"")
+
+
+def test_secrets_and_what_users_wrote_stay_out_of_the_excerpt(
+    backend: QuadletBackend, host: Host, clock: Clock
+) -> None:
+    starting(host)
+    host.journal = [
+        (2_000_000, "INFO 11-30 10:00:00 [logger.py:1] Received request cmpl-1: prompt: 'a private question'"),
+        (3_000_000, "ValueError: proxy http://user:hunter22@proxy:3128/ refuses, HF_TOKEN=topsecret: CUDA error: x"),
+    ]
+    clock.at[2] = lambda: setattr(host, "active", "failed")
+    with pytest.raises(EngineError) as caught:
+        waiter(backend, NOBODY, clock).wait()
+    shown = str(caught.value) + json.dumps(caught.value.fields)
+    assert "proxy:3128" in shown and not any(word in shown for word in ("hunter22", "topsecret", "private question"))

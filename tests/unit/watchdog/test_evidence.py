@@ -177,6 +177,9 @@ def test_lines_are_cut_after_they_are_cleaned() -> None:
     (line,) = clip("x" * 590 + f" {SECRET}", "journal", [SECRET])
     assert SECRET[:5] not in line
     assert len(clip("a\n" * 10**6, "kernel", [])) * 2 <= BYTES["kernel"]
+    # Users can put this into the id of a request, and what follows is theirs still.
+    (line,) = clip("Received request cmpl-1\x85 a private question\n", "journal", [])
+    assert "private" not in line
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,16 @@ def test_lines_are_cut_after_they_are_cleaned() -> None:
         ("key sk-abcdefghijklmnop was used", "abcdefghijklmnop"),
         ("eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
         ("Received request cmpl-1: prompt: 'my private question', params", "private"),
+        ("Request cmpl-1 details: prompt: 'my private question', prompt_token_ids: [1]", "private"),
+        ("AWS_SECRET_ACCESS_KEY=topsecret", "topsecret"),
+        ("aws_access_key_id: TOPSECRET", "TOPSECRET"),
+        ("DB_PASS=hunter22", "hunter22"),
+        ('"password": "hun\\"ter22"', "ter22"),
+        ("vllm serve --api-key topsecret --port 8000", "topsecret"),
+        ("['--hf-token', 'topsecret']", "topsecret"),
+        ("proxy http://user:hunt@er22@proxy:3128/", "er22"),
+        ("Cookie: session=topsecret", "topsecret"),
+        ("github_pat_11ABCDEFGH0123456789abcd", "0123456789"),
         (f"plain {SECRET} text", SECRET),
     ],
 )
@@ -206,6 +219,8 @@ def test_secrets_and_prompts_are_taken_out(text: str, gone: str) -> None:
         "Maximum concurrency for 4,096 tokens per request: 12.00x, max_num_batched_tokens: 8192",
         "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
         "prompt_token: 17",
+        "non-default args: {'max_num_batched_tokens': 8192}, --max-num-batched-tokens 8192, bypass=1",
+        "GET http://127.0.0.1:8000/v1/models by user@host",
     ],
 )
 def test_figures_stay(text: str) -> None:
