@@ -48,15 +48,16 @@ LIMIT_MEMORY = f"""
 if grep -qw memory /sys/fs/cgroup/cgroup.controllers; then
   exec systemctl set-property --runtime vllm-{INSTANCE}.service MemoryMax=2G
 fi
-# A machine with memory controllers of version 1, which systemd leaves alone: its processes are moved as they come.
+# A machine with a memory controller of version 1, which systemd leaves alone: processes are moved as they come. Not
+# Podman's own, which would then look for another place for all of them.
 mkdir -p {PLACE}/memory
 mount -t cgroup -o memory none {PLACE}/memory
 mkdir -p {PLACE}/memory/socle-accident
 echo 2G > {PLACE}/memory/socle-accident/memory.limit_in_bytes
 systemd-run --quiet --collect --unit socle-accident-memory bash -c '
   while sleep 0.1; do
-    for group in $(find /sys/fs/cgroup/system.slice/vllm-{INSTANCE}.service -name cgroup.procs); do
-      for process in $(cat $group); do echo $process > {PLACE}/memory/socle-accident/cgroup.procs; done
+    for process in $(cat /sys/fs/cgroup/system.slice/vllm-{INSTANCE}.service/libpod-payload-*/cgroup.procs); do
+      echo $process > {PLACE}/memory/socle-accident/cgroup.procs
     done
   done 2>/dev/null'
 """
@@ -111,7 +112,7 @@ class Failure:
     refused: tuple[str, ...] = ()
     """Ids by which the plan refuses it, and which are passed over so that the engine meets it."""
     before: str = ""
-    """Shell that the host runs before each run."""
+    """Shell that the host runs before the failing launch is planned."""
     accident: str = ""
     """Shell that the host runs when the failing launch starts, after all checks."""
     repair: str = ""
@@ -201,6 +202,7 @@ FAILURES = (
         {"image": IMAGE},
         before=BUILD_IMAGE,
         accident=f"podman rmi --force {IMAGE}",
+        repair=BUILD_IMAGE,
     ),
     # Last, since it is the one whose cause goes away by itself.
     Failure(
