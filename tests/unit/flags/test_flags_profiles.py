@@ -4,31 +4,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath
 
-from .conftest import FOLDER, Check
+from .conftest import Check
 
-PROFILES = FOLDER.parent
-
-
-def load(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+CATALOGUE = Catalogue(DataPath([]))
 
 
-@pytest.mark.parametrize("path", sorted((PROFILES / "serving").glob("*.yml")), ids=lambda path: path.stem)
-def test_flags_of_a_serving_profile(check: Check, path: Path) -> None:
-    document = load(path)
-    model = load(PROFILES / "models" / f"{document['model']}.yml")
-    host_class = load(PROFILES / "host_classes" / f"{document['host_class']}.yml")
-    for name, profile in document["profiles"].items():
+@pytest.mark.parametrize("name", CATALOGUE.serving_names())
+def test_flags_of_a_serving_profile(check: Check, name: str) -> None:
+    model, _dashes, host_class = name.partition("--")
+    layers = (CATALOGUE.model(model), CATALOGUE.host_class(host_class))
+    profiles = CATALOGUE.serving(model, host_class).profiles
+    assert "safe" in profiles
+    for profile in profiles.values():
         flags: dict[str, Any] = {}
-        env = dict(load(PROFILES / "engine.yml")["env"])
-        for layer in (model, host_class, profile):
-            flags.update(layer.get("flags", {}))
-            env.update(layer.get("env", {}))
-        findings = check(profile["vllm_version"], flags, env)
-        assert [finding for finding in findings if finding.severity != "note"] == [], name
+        for layer in (*layers, profile):
+            flags.update(layer.flags)
+        env = {**CATALOGUE.engine().env, **profile.env}
+        findings = check(profile.vllm_version, flags, env)
+        assert [finding for finding in findings if finding.severity != "note"] == [], profile.name
