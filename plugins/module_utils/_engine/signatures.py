@@ -411,7 +411,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r" which is larger than the available KV cache memory \(([\d.]+) GiB\)"
         r"(?:.*estimated maximum model length is (\d+))?",
         "one request of {1} tokens needs {2} GiB of KV cache and {3} GiB are there",
-        "Lower max-model-len to what the message estimates ({4}), or raise gpu-memory-utilization.",
+        "Lower max-model-len to what the message estimates ({4}), or raise gpu-memory-utilization; on a processor,"
+        " VLLM_CPU_KVCACHE_SPACE.",
         _CPU_LOG,
     ),
     _signature(

@@ -219,12 +219,13 @@ def _too_small(launch: Launch, layout: KvLayout, pool: KvPool, memory: Memory | 
                 "gpu-memory-utilization",
             )
         ]
+    where = "" if launch.cpu else " on each GPU"
     return [
         Finding(
             "SOC-C02" if sure else "SOC-C13",
             ERROR if sure else WARNING,
-            f"One request of max-model-len {launch.max_model_len} needs {needed / GIB:.2f} GiB of KV cache on each "
-            f"GPU, but {have / GIB:.2f} GiB are there{hedge}: {lacking / GIB:.2f} GiB too little.",
+            f"One request of max-model-len {launch.max_model_len} needs {needed / GIB:.2f} GiB of KV cache{where}, "
+            f"but {have / GIB:.2f} GiB are there{hedge}: {lacking / GIB:.2f} GiB too little.",
             remedies,
             "vLLM: 'To serve at least one request with the model's max seq len'",
             "max-model-len",

@@ -217,6 +217,7 @@ def test_a_processor_needs_the_space_that_it_is_given() -> None:
     assert not capacity.findings
     little = plan_capacity(build(SMOLLM2), replace(launch, kv_cache_memory_bytes=GIB // 16), None)
     assert "VLLM_CPU_KVCACHE_SPACE" in found(little, "SOC-C02").remedy
+    assert "GPU" not in found(little, "SOC-C02").sentence
 
 
 def test_every_finding_is_a_sentence_with_a_remedy() -> None:
