@@ -283,6 +283,7 @@ def _effort_lines(effort: Mapping[str, Any] | None) -> list[str]:
         return []
     names = [api for api in APIS if api != KWARGS]
     lines = [f"  effort             levels {', '.join(effort['levels'])}; without one {effort['default']}"]
+    lines.append("    HTTP status, and the level that the model works with; off is no thinking, ? is not known")
     lines.append("    " + f"{'level':<8} " + " ".join(f"{name:<12}" for name in names).rstrip())
     for level in EFFORTS:
         row = effort["answers"][level]

@@ -139,6 +139,10 @@ def test_what_each_level_gets_is_on_the_card() -> None:
     answers = card_of(effort_aliases=ALIASES)["effort"]["answers"]
     assert (answers["high"]["messages"], answers["none"]["chat"]) == ("200 xhigh", "200 off")
     text = "\n".join(card_lines(card_of()))
+    assert (
+        "    HTTP status, and the level that the model works with; off is no thinking, ? is not known\n    level "
+        in text
+    )
     assert "high     400          400          500\n" in text
 
 
