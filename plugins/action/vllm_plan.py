@@ -19,13 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.checks import IDS, Knowledge
-from ansible_collections.socle.inference.plugins.module_utils._plan.data import (
-    CLASSES,
-    ENGINE,
-    MODELS,
-    SERVING,
-    Catalogue,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_tables
@@ -38,7 +32,6 @@ from ansible_collections.socle.inference.plugins.plugin_utils.data_path import (
     COLLECTION,
     DataPath,
     data_path,
-    preload,
     user_path,
 )
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import misspelt_variables
@@ -78,8 +71,12 @@ VARIABLES = {
 
 display = Display()
 
-# Here, since Ansible imports this once and then forks a process for each host, which would read it all again.
-preload([ENGINE, CLASSES, MODELS, SERVING])
+# Here, since Ansible imports this once and then forks a process for each host, which would read it all again. What is
+# wrong with a file is told where it is asked for.
+with contextlib.suppress(PlanError):
+    Catalogue(DataPath([])).read_all()
+with contextlib.suppress(PlanError):
+    load_rules(DataPath([]), None, IDS)
 with contextlib.suppress(PlanError):
     read_schemas([COLLECTION / FOLDER])
 

@@ -13,9 +13,9 @@ import functools
 import os
 import pickle
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
@@ -43,6 +43,11 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
                 seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+
+Made = TypeVar("Made")
+
+_MADE: dict[Hashable, Any] = {}
+"""What was made of documents, by maker and version of the file. As many as there are files."""
 
 MAX_DEPTH = 50
 """Levels of maps and lists in a document; what people write has about six."""
@@ -75,20 +80,6 @@ def _parsed(path: Path, changed_ns: int, size: int) -> bytes:
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a safe loader
     _measure(content)
     return pickle.dumps(content)
-
-
-def preload(folders: Iterable[str]) -> None:
-    """Read what the collection ships in *folders*, so that processes that are forked later need not.
-
-    What is wrong with a file is told when somebody asks for it.
-    """
-    shipped = DataPath([])
-    for folder in folders:
-        try:
-            for name in shipped.names(folder):
-                shipped.read(folder, name)
-        except PlanError:
-            continue
 
 
 def _reason(error: Exception) -> str:
@@ -167,6 +158,24 @@ class DataPath:
                 "quote it to make it a string, or correct it."
             ) from error
         return shown, content
+
+    def made(self, folder: str, name: str, make: Callable[[str, Any], Made]) -> Made:
+        """What *make* makes of a document's file name and content, once for each version of the file.
+
+        *make* must be a function of a module, and nobody may change what it made: others get the same.
+        """
+        path = self.find(f"{folder}/{name}.yml")
+        try:
+            status = None if path is None else path.stat()
+        except OSError:
+            status = None
+        if path is None or status is None:
+            return make(*self.read(folder, name))
+        key = (make, path, self.show(path), status.st_mtime_ns, status.st_size)
+        if key not in _MADE:
+            _MADE[key] = make(*self.read(folder, name))
+        found: Made = _MADE[key]
+        return found
 
     def find(self, relative: str) -> Path | None:
         """The first file of that name; raises PlanError where something of that name is no file.

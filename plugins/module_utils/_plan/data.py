@@ -7,9 +7,9 @@ Reading is injected: a Reader lists and reads documents by folder and name. Priv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
@@ -42,6 +42,9 @@ LINKS = ("nvlink", "nvlink_optional", "pcie")
 """How the GPUs of a class reach each other: always by NVLink, by NVLink where there are bridges, never by NVLink."""
 
 
+Made = TypeVar("Made")
+
+
 class Reader(Protocol):
     """Where data files come from."""
 
@@ -50,6 +53,9 @@ class Reader(Protocol):
 
     def read(self, folder: str, name: str) -> tuple[str, Any]:
         """(file name for a person, content) of one document that names() lists; raises PlanError if it is no YAML."""
+
+    def made(self, folder: str, name: str, make: Callable[[str, Any], Made]) -> Made:
+        """What *make* makes of both; what it made before may come again, so that nobody may change it."""
 
 
 @dataclass(frozen=True)
@@ -179,86 +185,127 @@ class _Classes(Mapping[str, HostClass]):
         return len(self._names)
 
 
+def _sound(check: Check, origin: str, content: Any) -> dict[str, Any]:
+    """The content of a document; raises PlanError, with the file in each sentence, for what *check* finds wrong."""
+    problems = Problems()
+    check(content, f"{origin}:", problems)
+    prefix = f"{origin}:."
+    problems.sentences = [
+        f"{origin}: {sentence[len(prefix) :]}" if sentence.startswith(prefix) else sentence
+        for sentence in problems.sentences
+    ]
+    problems.raise_if_any()
+    found: dict[str, Any] = content
+    return found
+
+
+def _class_from(origin: str, content: Any) -> HostClass:
+    content = _sound(_CLASS, origin, content)
+    _check_kind(origin, content)
+    return HostClass(
+        origin,
+        content["name"],
+        content["kind"],
+        content.get("flags", {}),
+        content.get("env", {}),
+        content.get("evidence", {}),
+        content.get("description", ""),
+        content.get("family"),
+        content.get("architecture"),
+        content.get("compute_capability"),
+        tuple(content.get("pci_ids", [])),
+        tuple(content.get("products", [])),
+        content.get("memory_mib"),
+        content.get("link"),
+        content.get("nvlink_expected"),
+        content.get("nvswitch", "never"),
+        content.get("fp8", False),
+        content.get("fp4", False),
+        content.get("peer_to_peer", True),
+        content.get("power_default_w"),
+        content.get("driver", {}),
+    )
+
+
+def _model_from(origin: str, content: Any) -> Model:
+    content = _sound(MODEL, origin, content)
+    check_model(origin, content)
+    return model_from(origin, content)
+
+
+def _serving_content(origin: str, content: Any) -> tuple[str, dict[str, Any]]:
+    return origin, _sound(SERVING_FILE, origin, content)
+
+
+def _engine_from(origin: str, content: Any) -> Engine:
+    content = _sound(_ENGINE, origin, content)
+    return Engine(origin, content["cache_root"], content["env"], content.get("evidence", {}))
+
+
 class Catalogue:
     """The data as typed objects; each document is read and checked once, when it is first asked for."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._documents: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+        self._names: dict[str, list[str]] = {}
+        self._made: dict[tuple[str, str], Any] = {}
 
     def class_names(self) -> list[str]:
-        return self._reader.names(CLASSES)
+        return self._names_in(CLASSES)
 
     def model_names(self) -> list[str]:
-        return self._reader.names(MODELS)
+        return self._names_in(MODELS)
 
     def serving_names(self) -> list[str]:
-        return self._reader.names(SERVING)
+        return self._names_in(SERVING)
 
     def host_class(self, name: str) -> HostClass:
-        origin, content = self._document(CLASSES, name, _CLASS, content_name=name)
-        _check_kind(origin, content)
-        return HostClass(
-            origin,
-            name,
-            content["kind"],
-            content.get("flags", {}),
-            content.get("env", {}),
-            content.get("evidence", {}),
-            content.get("description", ""),
-            content.get("family"),
-            content.get("architecture"),
-            content.get("compute_capability"),
-            tuple(content.get("pci_ids", [])),
-            tuple(content.get("products", [])),
-            content.get("memory_mib"),
-            content.get("link"),
-            content.get("nvlink_expected"),
-            content.get("nvswitch", "never"),
-            content.get("fp8", False),
-            content.get("fp4", False),
-            content.get("peer_to_peer", True),
-            content.get("power_default_w"),
-            content.get("driver", {}),
-        )
+        found: HostClass = self._document(CLASSES, name, _class_from)
+        _check_name(found, name)
+        return found
 
     def host_classes(self) -> Mapping[str, HostClass]:
         """All classes by name; each file is read when its class is asked for, so that names alone cost nothing."""
         return _Classes(self)
 
     def model(self, name: str) -> Model:
-        origin, content = self._document(MODELS, name, MODEL, content_name=name)
-        check_model(origin, content)
-        return model_from(origin, content)
+        found: Model = self._document(MODELS, name, _model_from)
+        _check_name(found, name)
+        return found
 
     def serving(self, model: str, host_class: str) -> Serving:
         name = f"{model}--{host_class}"
-        origin, content = self._document(SERVING, name, SERVING_FILE)
+        origin, content = self._document(SERVING, name, _serving_content)
         return serving_from(origin, content, name, self.model)
 
     def engine(self) -> Engine:
-        origin, content = self._document(ENGINE, "engine", _ENGINE)
-        return Engine(origin, content["cache_root"], content["env"], content.get("evidence", {}))
+        found: Engine = self._document(ENGINE, "engine", _engine_from)
+        return found
 
-    def _document(
-        self, folder: str, name: str, check: Check, content_name: str | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def read_all(self) -> None:
+        """Read and check everything; raises PlanError for the first file that is wrong."""
+        self.engine()
+        for name in self.class_names():
+            self.host_class(name)
+        for name in self.model_names():
+            self.model(name)
+        for name in self.serving_names():
+            self.serving(*name.split("--", 1))
+
+    def _names_in(self, folder: str) -> list[str]:
+        if folder not in self._names:
+            self._names[folder] = self._reader.names(folder)
+        return self._names[folder]
+
+    def _document(self, folder: str, name: str, make: Callable[[str, Any], Any]) -> Any:
         key = (folder, name)
-        if key not in self._documents:
-            if name not in self._reader.names(folder):
+        if key not in self._made:
+            if name not in self._names_in(folder):
                 raise PlanError(f"{folder}/{name}.yml was looked for in the data folders and not found; add it.")
-            origin, content = self._reader.read(folder, name)
-            problems = Problems()
-            check(content, f"{origin}:", problems)
-            prefix = f"{origin}:."
-            problems.sentences = [
-                f"{origin}: {sentence[len(prefix) :]}" if sentence.startswith(prefix) else sentence
-                for sentence in problems.sentences
-            ]
-            problems.raise_if_any()
-            if content_name is not None and content["name"] != content_name:
-                raise PlanError(
-                    f"{origin}: name is {content['name']!r}, but the file is called {content_name!r}; make them agree."
-                )
-            self._documents[key] = (origin, content)
-        return self._documents[key]
+            self._made[key] = self._reader.made(folder, name, make)
+        return self._made[key]
+
+
+def _check_name(found: HostClass | Model, name: str) -> None:
+    if found.name != name:
+        raise PlanError(f"{found.origin}: name is {found.name!r}, but the file is called {name!r}; make them agree.")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Reader
@@ -122,12 +123,12 @@ def load_rules(reader: Reader, ignored: Any = None, others: Iterable[str] = ()) 
     """
     problems = Problems()
     rules: list[Rule] = []
-    origin, content = reader.read(FOLDER, NAME)
-    rules += _rules(origin, content, _OWN_ID, "'SOC-R' and two or three digits, such as 'SOC-R01'", problems)
-    if NAME in reader.names(SITE_FOLDER):
-        origin, content = reader.read(SITE_FOLDER, NAME)
-        expected = "a word of your own in capitals other than SOC, '-R' and digits, such as 'SITE-R01'"
-        rules += _rules(origin, content, _SITE_ID, expected, problems)
+    sources = [(FOLDER, _own_rules), *([(SITE_FOLDER, _site_rules)] if NAME in reader.names(SITE_FOLDER) else [])]
+    for folder, make in sources:
+        try:
+            rules += reader.made(folder, NAME, make)
+        except PlanError as error:
+            problems.take(error)
     problems.raise_if_any()
     reasons = _ignored(ignored, [*(rule.id for rule in rules), *others], problems)
     problems.raise_if_any()
@@ -197,6 +198,22 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         else:
             reasons[rule] = reason.strip().rstrip(".")
     return reasons
+
+
+def _own_rules(origin: str, content: Any) -> tuple[Rule, ...]:
+    return _sound_rules(origin, content, _OWN_ID, "'SOC-R' and two or three digits, such as 'SOC-R01'")
+
+
+def _site_rules(origin: str, content: Any) -> tuple[Rule, ...]:
+    expected = "a word of your own in capitals other than SOC, '-R' and digits, such as 'SITE-R01'"
+    return _sound_rules(origin, content, _SITE_ID, expected)
+
+
+def _sound_rules(origin: str, content: Any, ids: str, ids_expected: str) -> tuple[Rule, ...]:
+    problems = Problems()
+    rules = _rules(origin, content, ids, ids_expected, problems)
+    problems.raise_if_any()
+    return tuple(rules)
 
 
 def _rules(origin: str, content: Any, ids: str, ids_expected: str, problems: Problems) -> list[Rule]:

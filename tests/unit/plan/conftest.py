@@ -106,6 +106,9 @@ class MemoryReader:
     def read(self, folder: str, name: str) -> tuple[str, Any]:
         return f"{folder}/{name}.yml", self.documents[folder][name]
 
+    def made(self, folder: str, name: str, make: Any) -> Any:
+        return make(*self.read(folder, name))
+
 
 def gpu(index: int) -> dict[str, Any]:
     return {

@@ -181,3 +181,35 @@ def test_without_a_data_folder_only_the_own_is_used() -> None:
 def test_a_missing_data_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is no folder"):
         data_path([str(tmp_path / "nothing")], {})
+
+
+def test_what_is_made_of_a_file_is_made_once_and_anew_when_it_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "site_data"
+    path = folder / "profiles/host_classes/mine.yml"
+    path.parent.mkdir(parents=True)
+    calls: list[Any] = []
+
+    def make(origin: str, content: Any) -> Any:
+        calls.append(content)
+        return origin, content
+
+    def made() -> Any:
+        return DataPath([folder]).made("profiles/host_classes", "mine", make)
+
+    path.write_text("a: 1\n", encoding="utf-8")
+    assert made() == made() == ("site_data/profiles/host_classes/mine.yml", {"a": 1})
+    assert len(calls) == 1
+    path.write_text("a: 1\nb: 2\n", encoding="utf-8")
+    assert made()[1] == {"a": 1, "b": 2}
+    path.unlink()
+    with pytest.raises(PlanError, match=r"profiles/host_classes/mine\.yml was looked for in"):
+        made()
+
+
+def test_what_is_wrong_is_told_each_time(tmp_path: Path) -> None:
+    catalogue = user_data(tmp_path, "profiles/host_classes/big.yml", "name: big\nkind: tpu\n")
+    for _attempt in range(2):
+        with pytest.raises(PlanError, match="kind must be one of cpu, gpu"):
+            catalogue.host_class("big")
+    user_data(tmp_path, "profiles/host_classes/big.yml", CLASS)
+    assert Catalogue(DataPath([tmp_path / "site_data"])).host_class("big").name == "big"
