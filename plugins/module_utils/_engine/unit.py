@@ -15,7 +15,12 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import check_name
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
-from ansible_collections.socle.inference.plugins.module_utils._units import control_character, path_fault
+from ansible_collections.socle.inference.plugins.module_utils._units import (
+    MAX_WORD_BYTES,
+    control_character,
+    path_fault,
+    too_long,
+)
 
 ENTRYPOINT = "vllm serve"
 """What the images start; needed where a line of shell takes its place."""
@@ -58,6 +63,9 @@ Sections = list[tuple[str, Entries]]
 OPEN_FILES = 1048576
 """The kernel's default for the most that a process may ask for (fs.nr_open)."""
 
+UNIT_BYTES = 1000_000
+"""systemd reads no line of more than 1 MiB (LONG_LINE_MAX), and Quadlet makes one line of all arguments."""
+
 GUARD_S = 120
 """Given to nvidia-smi, which wakes every GPU of a host without nvidia-persistenced."""
 
@@ -79,8 +87,13 @@ def _checked(pattern: re.Pattern[str], value: Any, what: str, expected: str) -> 
 def printable(word: str, what: str) -> str:
     """The word, or EngineError where it holds what no line of a unit can carry."""
     if control_character(word):
-        shown = json.dumps(word, ensure_ascii=False)
+        shown = json.dumps(word)
         raise EngineError(f"Cannot put the {what} {shown} into a unit: it holds a control character; remove it.")
+    if too_long(word):
+        raise EngineError(
+            f"Cannot put the {what} {word[:60]}... into a unit: it has more than the {MAX_WORD_BYTES} bytes that a"
+            " program can be given; shorten it."
+        )
     return word
 
 
@@ -281,4 +294,10 @@ def write_sections(sections: Sections) -> str:
     blocks = [f"{MANAGED}: changes made here are overwritten"]
     for title, entries in sections:
         blocks.append("\n".join([f"[{title}]", *(f"{key}={value}" for key, value in entries)]))
-    return "\n\n".join(blocks) + "\n"
+    text = "\n\n".join(blocks) + "\n"
+    if len(text.encode()) > UNIT_BYTES:
+        raise EngineError(
+            f"Cannot write a unit of {len(text.encode())} bytes, of which systemd reads {UNIT_BYTES} at most; shorten"
+            " flags and env of the instance."
+        )
+    return text

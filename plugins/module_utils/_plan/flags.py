@@ -16,7 +16,12 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, finite
-from ansible_collections.socle.inference.plugins.module_utils._units import control_character, starts_another_command
+from ansible_collections.socle.inference.plugins.module_utils._units import (
+    MAX_WORD_BYTES,
+    control_character,
+    starts_another_command,
+    too_long,
+)
 
 REPEATED = frozenset({"middleware"})
 """List flags that argparse appends (action="append"): one ``--name value`` for each entry."""
@@ -57,7 +62,15 @@ MAX_DEPTH = 32
 
 _KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|PASSWORD|SECRET|API_?KEY|ACCESS_KEY)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|PASSW(OR)?D|PASS(PHRASE)?|SECRET|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_?KEY)$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(
+    r"(?i:\b[a-z][a-z0-9+.-]{0,15}://[^\s/:@]*:[^\s/]+@)"  # the password of a URL, as of a proxy
+    r"|\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}\b)"
+)
+"""What is a secret whatever it is called."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 
 
@@ -67,7 +80,17 @@ def right_spelling(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-")
 
 
+def _check_secret(value: str, where: str, problems: Problems) -> None:
+    if _SECRET_VALUE.search(value):
+        problems.add(
+            f"{where} holds a password or a token (its value is withheld), which would be stored in plans, units and "
+            "records and show in the process list; leave it out."
+        )
+
+
 def _check_json(value: Any, where: str, problems: Problems, depth: int = 0) -> None:
+    if isinstance(value, str):
+        _check_secret(value, where, problems)
     if depth > MAX_DEPTH:
         problems.add(f"{where.split('.', 1)[0]} holds JSON of more than {MAX_DEPTH} levels; flatten it.")
     elif isinstance(value, dict):
@@ -98,6 +121,7 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
             problems.add(f"{where} must be a finite number, but is {value}; correct it.")
     elif isinstance(value, str):
         broken = control_character(value)
+        _check_secret(value, where, problems)
         if broken:
             problems.add(f"{where} must be one line of plain text, but contains {broken}; remove it.")
         elif starts_another_command(value):
@@ -133,16 +157,27 @@ def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
         return
     if value is None or value is True:
         return
+    own = Problems()
     if value is False:
         opposite = name[3:] if name.startswith("no-") else f"no-{name}"
-        problems.add(f"{where}.{name} is false, which is no word; use '{opposite}: true', or null to remove it.")
+        own.add(f"{where}.{name} is false, which is no word; use '{opposite}: true', or null to remove it.")
     elif isinstance(value, list):
         if not value:
-            problems.add(f"{where}.{name} is an empty list; use null to remove the flag.")
+            own.add(f"{where}.{name} is an empty list; use null to remove the flag.")
         for position, item in enumerate(value):
-            _check_word(item, f"{where}.{name}[{position}]", problems, in_list=True)
+            _check_word(item, f"{where}.{name}[{position}]", own, in_list=True)
     else:
-        _check_word(value, f"{where}.{name}", problems, in_list=False)
+        _check_word(value, f"{where}.{name}", own, in_list=False)
+    words = [] if own.sentences or value is False else render_flag(name, value)
+    # Within JSON, all but this is escaped.
+    if any(map(control_character, words)):
+        own.add(f"{where}.{name} must be plain text, but contains half of a surrogate pair; remove it.")
+    elif any(map(too_long, words)):
+        own.add(
+            f"{where}.{name} is a word of more than {MAX_WORD_BYTES} bytes, which no program can be given; shorten it."
+        )
+    for sentence in own.sentences:
+        problems.add(sentence)
 
 
 def check_flags(value: Any, where: str, problems: Problems) -> None:
@@ -181,8 +216,13 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
             )
         elif isinstance(item, str):
             broken = control_character(item)
+            _check_secret(item, f"{where}.{name}", problems)
             if broken:
                 problems.add(f"{where}.{name} must be one line of plain text, but contains {broken}; remove it.")
+            elif too_long(f"{name}={item}"):
+                problems.add(
+                    f"{where}.{name} is longer than the {MAX_WORD_BYTES} bytes that a program can be given; shorten it."
+                )
         elif item is not None and (not isinstance(item, (int, float)) or not finite(item)):
             problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
 

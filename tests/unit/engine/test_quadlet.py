@@ -288,3 +288,12 @@ def test_the_real_generator_keeps_every_argument(
     )
     start = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
     assert systemd_reads(start)[-len(plan["argv"]) :] == plan["argv"]
+
+
+def test_what_systemd_or_the_kernel_would_not_take_is_refused_before_it_is_written(plan: dict[str, Any]) -> None:
+    for word, why in (("x" * 131_072, "131071 bytes"), ("\ud800", "control character")):
+        with pytest.raises(EngineError, match=why) as caught:
+            render({**plan, "argv": [*plan["argv"], "--x", word]}, NEW)
+        assert len(caught.value.message) < 300
+    with pytest.raises(EngineError, match="systemd reads 1000000 at most"):
+        render({**plan, "argv": [*plan["argv"], *["x" * 100_000] * 10]}, NEW)

@@ -111,6 +111,12 @@ def test_bad_flags_are_told_in_one_sentence(flags: Any, parts: list[str]) -> Non
         ({"VLLM_PORT": 1}, "port"),
         ({"CUDA_VISIBLE_DEVICES": "0"}, "gpus"),
         ({"VLLM_CACHE_ROOT": "/x"}, "cache volume"),
+        ({"MINIO_SECRET_KEY": "s3cret"}, "looks like a secret"),
+        ({"DB_PASS": "s3cret"}, "looks like a secret"),
+        ({"HTTPS_PROXY": "http://user:s3cret@proxy:3128"}, "env.HTTPS_PROXY holds a password or a token"),
+        ({"A": "hf_s3cretabcdefghijklmnopqrst"}, "holds a password or a token"),
+        ({"A": "\ud800"}, "half of a surrogate pair"),
+        ({"A": "x" * 131_070}, "131071 bytes"),
         ("A=1", "must be a map"),
     ],
 )
@@ -120,6 +126,31 @@ def test_bad_environment_is_told_in_one_sentence(env: Any, part: str) -> None:
     assert len(problems.sentences) == 1
     assert part in problems.sentences[0]
     assert "s3cret" not in problems.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("redis://:s3cret@cache:6379", "flags.x holds a password or a token"),
+        ({"url": ["http://user:s3cret@cache/"]}, "flags.x.url[0] holds a password or a token"),
+        (["ok", "sk-s3cretabcdefghijklmnop"], "flags.x[1] holds a password or a token"),
+        ("\udfff", "half of a surrogate pair"),
+        ("x" * 131_072, "flags.x is a word of more than 131071 bytes"),
+        ({"a": "x" * 1_000_000}, "flags.x is a word of more than 131071 bytes"),
+    ],
+)
+def test_what_no_unit_shall_or_can_hold_is_told_in_one_sentence(value: Any, part: str) -> None:
+    problems = Problems()
+    check_flags({"x": value}, "flags", problems)
+    assert len(problems.sentences) == 1 and part in problems.sentences[0]
+    assert "s3cret" not in problems.sentences[0] and len(problems.sentences[0]) < 300
+
+
+def test_addresses_without_a_password_are_no_secrets() -> None:
+    problems = Problems()
+    check_env({"HTTP_PROXY": "http://proxy:3128/a@b", "B": "ssh://git@host/x", "C": "x" * 100_000}, "env", problems)
+    check_flags({"kv-transfer-config": {"url": "http://[::1]:80/x@y:z@w"}, "task": "sk-learn"}, "flags", problems)
+    assert problems.sentences == []
 
 
 def test_odd_environment_values_are_data() -> None:
