@@ -47,10 +47,9 @@ WARNINGS = {name: message for name, message in MESSAGES.items() if BY_NAME[name]
 
 def test_the_page_has_every_cause_once_and_in_order() -> None:
     assert [row[:2] for row in rows(6)] == [[signature.id, signature.name] for signature in SIGNATURES]
-    told = [cause.sentence.replace("{1}", "N").replace("{2}", "WHAT") for cause in OBSERVED.values()]
-    causes = zip(OBSERVED.values(), told)
-    assert rows(4) == [[cause.id, cause.name, sentence, cause.remedy] for cause, sentence in causes]
-    assert "{" not in "".join(told)
+    told = {cause.id: cause.sentence.replace("{1}", "N").replace("{2}", "WHAT") for cause in OBSERVED.values()}
+    assert rows(4) == [[cause.id, cause.name, told[cause.id], cause.remedy] for cause in OBSERVED.values()]
+    assert "{" not in "".join(told.values())
 
 
 @pytest.mark.parametrize("name", MESSAGES)
