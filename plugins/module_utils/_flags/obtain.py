@@ -66,8 +66,9 @@ def _ask(backend: Backend, image: str, image_id: str, script: str, container: st
     done = backend.run_program(image_id, ["python3", "-"], name=container, input_text=script, timeout_s=timeout_s)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode != 0:
+        reason = lines[-1].strip()[:300] if lines else "no reason given"
         raise EngineError(
-            f"Image {image} could not be asked for its flags: {lines[-1].strip() if lines else 'no reason given'};"
+            f"Image {image} could not be asked for its flags: {reason};"
             " expected an image with python3 and vLLM 0.19.1 or newer in it. Without a schema the plan's flags are not"
             " checked.",
             rc=done.returncode,
@@ -76,7 +77,7 @@ def _ask(backend: Backend, image: str, image_id: str, script: str, container: st
     try:
         document = json.loads(done.stdout)
         document["made_with"]["image"] = image_id
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise EngineError(
             f"Image {image} was asked for its flags and answered something else; see stdout in the result.",
             rc=done.returncode,

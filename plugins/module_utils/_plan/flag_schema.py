@@ -23,6 +23,7 @@ FOLDER = "profiles/vllm"
 REGISTRIES = ("attention_backends", "load_formats", "quantization_methods", "reasoning_parsers", "tool_parsers")
 
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
+_WHOLE_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9a-z]{1,20}){1,5}")
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,9 @@ def parse_schema(document: Any, origin: str) -> FlagSchema:
         parsers = {name: dict(document["registries"][name]) for name in ("reasoning_parsers", "tool_parsers")}
         environment = frozenset(document["environment"])
         version = str(document["vllm_version"])
+        # It becomes the name of a file, and an image may say anything.
+        if not _WHOLE_VERSION.fullmatch(version):
+            raise ValueError(f"vllm_version is {version[:40]!r}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PlanError(f"{origin} is a flag schema with a part missing or damaged ({error!r}); {again}.") from error
 

@@ -201,3 +201,25 @@ def test_defaults_are_those_of_the_version() -> None:
     assert schemas["0.19.1"].defaults()["gpu-memory-utilization"] == 0.9
     assert schemas["0.26.0"].defaults()["gpu-memory-utilization"] == 0.92
     assert schemas["0.26.0"].defaults()["enable-prefix-caching"] is None
+
+
+@pytest.mark.parametrize("version", ["../../../home/me/.config/x", "0.26.0/../../x", "", "0.26.0\n", "latest", 5])
+def test_an_image_cannot_choose_where_its_answer_is_written(tmp_path: Path, version: Any) -> None:
+    # The file is named by it on the controller.
+    engine = Engine(json.dumps({**DOCUMENT, "vllm_version": version}))
+    with pytest.raises(SocleError, match="vllm_version is"):
+        ask(engine, tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.27.1.dev12", "0.33.0rc1"])
+def test_versions_of_builds_are_taken(tmp_path: Path, version: str) -> None:
+    assert ask(Engine(json.dumps({**DOCUMENT, "vllm_version": version})), tmp_path)["vllm_version"] == version
+
+
+def test_an_answer_that_nests_without_an_end_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="answered something else"):
+        ask(Engine("[" * 100_000), tmp_path)
+    with pytest.raises(EngineError) as caught:
+        ask(Engine(rc=1, stderr="x" * 100_000), tmp_path)
+    assert len(caught.value.message) < 600
