@@ -20,7 +20,7 @@ _LINK = ("a", "b", "link")
 
 def check_schema(facts: Any) -> None:
     """Raises PlanError when *facts* are not of the version that is read here."""
-    found = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
+    found = facts.get("schema") if isinstance(facts, dict) else None
     if found == SCHEMA:
         return
     if found in OLDER:
@@ -28,7 +28,11 @@ def check_schema(facts: Any) -> None:
             f"facts are of schema {found}, as an older version gathered them, but {SCHEMA} is needed; "
             "gather them again with gpu_facts."
         )
-    raise PlanError(f"facts must be a result of gpu_facts (schema {SCHEMA}), but are {found}; give that.")
+    what = f"have as schema {describe(found)}" if isinstance(facts, dict) else f"are {describe(facts)}"
+    raise PlanError(
+        f"facts (the file of gpu_facts_file, where that is set) must be a result of gpu_facts (schema {SCHEMA}), but "
+        f"{what}; gather them with gpu_facts."
+    )
 
 
 def check_facts(facts: Any, where: str = "facts") -> None:

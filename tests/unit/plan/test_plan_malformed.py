@@ -106,10 +106,13 @@ def test_facts_that_are_wrong_inside_are_refused(tmp_path: Path, inside: dict[st
     ("facts", "parts"),
     [
         ({"schema": "socle.gpu_facts/1"}, ["socle.gpu_facts/1", "socle.gpu_facts/2 is needed", "gather them again"]),
-        ({"schema": "socle.gpu_facts/3"}, ["socle.gpu_facts/3", "give that"]),
-        ({"schema": ["x"]}, ["give that"]),
-        ({}, ["None", "give that"]),
-        ([], ["list", "give that"]),
+        (
+            {"schema": "socle.gpu_facts/3"},
+            ["have as schema the string 'socle.gpu_facts/3'", "gather them with gpu_facts"],
+        ),
+        ({"schema": ["x"]}, ["have as schema a list; gather them"]),
+        ({}, ["(the file of gpu_facts_file, where that is set)", "have as schema nothing (null); gather them"]),
+        ([], ["are a list; gather them"]),
     ],
 )
 def test_facts_of_another_version_are_refused(facts: Any, parts: list[str]) -> None:
