@@ -23,7 +23,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_tables
-from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, Template, resolve
+from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, Template
+from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, nearest
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal

@@ -10,9 +10,9 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import digest, plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.draft import SCHEMA
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import check_gpus
-from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import SCHEMA
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 

@@ -12,12 +12,8 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan.checks import IDS, Knowledge
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
-from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import (
-    Request,
-    Resolution,
-    Template,
-    resolve,
-)
+from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, Template
+from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Resolution, resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION, DataPath
 

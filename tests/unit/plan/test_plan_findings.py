@@ -16,7 +16,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.checks impor
     Knowledge,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_table
-from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, resolve
+from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request
+from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import launch_fingerprint
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION
 
@@ -204,8 +205,11 @@ def test_what_is_not_known_is_null_and_told(plan_one: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1e300, 0, -0.5, 1.5])
-def test_a_share_of_memory_that_cannot_be_gives_no_figures(value: float) -> None:
-    assert real("a800-1", "agents", flags={"gpu-memory-utilization": value})["capacity"]["kv_tokens"] is None
+def test_a_share_of_memory_that_cannot_be_is_refused_and_gives_no_figures(value: float) -> None:
+    flags = {"gpu-memory-utilization": value}
+    assert [error.count("(SOC-F03, ") for error in errors("a800-1", "agents", flags=flags)] == [1]
+    passed_over = real("a800-1", "agents", knowledge(SOC_F03="tried"), flags=flags)
+    assert passed_over["capacity"]["kv_tokens"] is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.data import 
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import leaves
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_table
-from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import Request, resolve
+from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request
+from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION, DataPath
 
 from tests.unit.gpu.hosts import PRODUCTS, Host
