@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, NOTE, WARNING, Finding
@@ -37,6 +37,20 @@ DECIDED_AT_START = {"enable-chunked-prefill": True}
 
 ANNOUNCED = {"model": "name the model as the first word after `vllm serve`"}
 """Flags of which the engine says only when it meets them that they will go, and what to do instead."""
+
+_AT_LEAST_ONE = ("a number of at least 1", lambda number: number >= 1)
+_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "gpu-memory-utilization": ("a share above 0 and up to 1, such as 0.92", lambda share: 0 < share <= 1),
+    "watermark": ("a share from 0 to below 1", lambda share: 0 <= share < 1),
+    "block-size": _AT_LEAST_ONE,
+    "data-parallel-size": _AT_LEAST_ONE,
+    "max-num-batched-tokens": _AT_LEAST_ONE,
+    "max-num-seqs": _AT_LEAST_ONE,
+    "pipeline-parallel-size": _AT_LEAST_ONE,
+    "stream-interval": _AT_LEAST_ONE,
+    "tensor-parallel-size": _AT_LEAST_ONE,
+}
+"""Of numbers that argparse takes and the engine's configuration refuses, in all of 0.23.0, 0.26.0 and 0.32.0."""
 
 _TRUTH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "0", "1"})
 _SMALL_UNIT = re.compile(r"\d+(?:\.\d+)?[kmgt]")
@@ -212,12 +226,40 @@ def _check_value(
             name,
         )
         return
+    yield from _check_limit(name, value, flag)
     if flag.type in ("size", "size_or_auto"):
         yield from _check_unit(name, value, schema)
     if flag.json_class:
         yield from check_class(name, _parsed(value), flag.json_class, schema, others)
     for item in value if isinstance(value, list) else [value]:
         yield from _check_choice(name, item, flag, flags, schema, others)
+
+
+def _check_limit(name: str, value: Any, flag: Flag) -> Iterator[Finding]:
+    if flag.name not in _LIMITS:
+        return
+    expected, holds = _LIMITS[flag.name]
+    number = _number(value)
+    if number is not None and not holds(number):
+        yield Finding(
+            "SOC-F03",
+            ERROR,
+            f"'{name}' expects {expected}, but is {_shown(value)}.",
+            f"Correct '{name}'.",
+            "vllm/config: limits of the field in CacheConfig, SchedulerConfig or ParallelConfig",
+            name,
+        )
+
+
+def _number(value: Any) -> float | None:
+    """What the engine reads, of a number, a size or the text of one; None for anything else, such as auto."""
+    size = parse_size(value)
+    if size is not None:
+        return float(size)
+    try:
+        return None if isinstance(value, (bool, list, dict)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _expected(flag: Flag) -> str:

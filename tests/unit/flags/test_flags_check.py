@@ -75,6 +75,40 @@ def test_aliases_and_negations_are_names(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("gpu-memory-utilization", 95, "a share above 0 and up to 1, such as 0.92, but is the number 95"),
+        ("gpu-memory-utilization", 1.01, "a share above 0 and up to 1"),
+        ("gpu-memory-utilization", "0", "a share above 0 and up to 1"),
+        ("device-memory-utilization", 90, "a share above 0 and up to 1"),
+        ("max-num-seqs", 0, "a number of at least 1, but is the number 0"),
+        ("max-num-seqs", "-1", "a number of at least 1"),
+        ("max-num-batched-tokens", -1, "a number of at least 1"),
+        ("tensor-parallel-size", 0, "a number of at least 1"),
+        ("watermark", 1, "a share from 0 to below 1"),
+    ],
+)
+def test_a_number_beyond_its_limit_is_refused(check: Check, name: str, value: Any, expected: str) -> None:
+    is_said(only(check("0.32.0", {name: value})), "SOC-F03", ERROR, f"'{name}' expects {expected}")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"gpu-memory-utilization": 1},
+        {"gpu-memory-utilization": "0.5"},
+        {"max-num-batched-tokens": "16K"},
+        {"max-num-seqs": 1},
+        {"watermark": 0.5},
+        {"max-model-len": -1},
+        {"data-parallel-rank": 0},
+    ],
+)
+def test_a_number_within_its_limit_is_taken(check: Check, flags: Any) -> None:
+    assert [finding for finding in check("0.32.0", flags) if finding.severity == ERROR] == []
+
+
+@pytest.mark.parametrize(
     ("flag", "value"),
     [
         ("max-num-seqs", "many"),
