@@ -46,8 +46,9 @@ _TAKEN: Mapping[str, tuple[tuple[str, tuple[str, ...] | None], ...]] = {
 """Levels that the schema of an API takes, by the oldest version in which that was seen, newest first; None where the
 field is not read at all.
 
-Run against 0.19.1, 0.23.0, 0.26.0 and 0.32.0, and read in their sources and that of 0.33.0. The levels of /v1/responses
-are those of the openai package in the image: all up to 0.26.0 want 2.0.0 or newer, and "max" came with a later one.
+Run against 0.19.1, 0.23.0, 0.26.0, 0.32.0 and 0.33.0, and read in their sources. The levels of /v1/responses are those
+of the openai package in the image: all up to 0.26.0 want 2.0.0 or newer, and "max" came with a later one (3.57.0 has
+it).
 """
 
 _UNKNOWN: Mapping[str, tuple[str, ...]] = {RESPONSES: ("max",)}
