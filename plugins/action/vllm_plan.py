@@ -236,7 +236,9 @@ def _state_dir(value: Any) -> str:
     text = str(value).rstrip("/")
     fault = path_fault(text)
     if fault:
-        raise PlanError(f"state_dir is {text!r}, which a unit cannot mount from: {fault}; correct it.")
+        raise PlanError(
+            f"socle_state_dir (option state_dir) is {text!r}, which a unit cannot mount from: {fault}; correct it."
+        )
     return text
 
 

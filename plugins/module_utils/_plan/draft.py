@@ -370,7 +370,7 @@ class Draft:
         except ValueError:
             problems.add(
                 f"{self.where}.expose is 'address', which needs the IP address to listen on, but the host's address is "
-                f"{schema.describe(self.request.address)}; set address (by default ansible_host) to an IP address."
+                f"{schema.describe(self.request.address)}; set ansible_host (or the option address) to an IP address."
             )
         return address
 

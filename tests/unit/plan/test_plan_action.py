@@ -107,6 +107,7 @@ def test_a_state_folder_that_a_unit_cannot_mount_is_refused(state_dir: str) -> N
     with pytest.raises(PlanError) as refused:
         vllm_plan._state_dir(state_dir)
     assert repr(state_dir) in refused.value.message
+    assert "socle_state_dir (option state_dir) is " in refused.value.message
     assert "which a unit cannot mount from" in refused.value.message
     with pytest.raises(EngineError):
         # Planning and the unit must agree.
