@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,15 +52,18 @@ def _rows(rows: Sequence[tuple[str, str, str]], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, first: str, indent: int = 8) -> list[str]:
-    """*text* after *first*, in lines of *width*; a word that is longer, such as a path, stays whole to be copied."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """*text* after *first*, in lines of *width*; a word that is longer, such as a path, stays whole to be copied.
+
+    Not by textwrap, which takes a fifth of the time of a plan.
+    """
+    words = text.split()
+    lines = [first + words[0]] if words else []
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * indent + word)
+    return lines
 
 
 def plan_table(plan: Mapping[str, Any], notes: bool = False, width: int = WIDTH) -> list[str]:

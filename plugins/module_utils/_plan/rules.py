@@ -188,7 +188,7 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         if rule not in known:
             problems.add(
                 f"{IGNORED_VARIABLE} names {shown(rule)!r}, which is the id of no rule"
-                f"{nearest(rule, known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"
+                f"{nearest(str(rule).upper(), known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"
             )
         elif not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
             problems.add(

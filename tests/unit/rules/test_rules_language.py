@@ -325,6 +325,7 @@ def test_a_rule_that_is_passed_over_is_told_more_quietly(severity: str, left: st
     [
         ({"SOC-R11": "x"}, ["vllm_rules_ignored names 'SOC-R11'", "did you mean 'SOC-R01'?"]),
         ({7: "x"}, ["vllm_rules_ignored names '7'", "the id of no rule"]),
+        ({"soc-r01": "x"}, ["vllm_rules_ignored names 'soc-r01'", "did you mean 'SOC-R01'?"]),
         (["SOC-R01"], ["must be a map of rule ids to reasons", "a list"]),
         ({"SOC-R01": ""}, ["vllm_rules_ignored.SOC-R01 must be the reason", "''"]),
         ({"SOC-R01": None}, ["must be the reason", "nothing (null)"]),
