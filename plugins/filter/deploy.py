@@ -94,6 +94,17 @@ def unmanaged_instances(running: Mapping[str, Any], declared: Mapping[str, Any] 
     return sorted(set(running) - set(declared or {}))
 
 
+def restarted_instance(known: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of vllm_instances_info after its own plan was launched anew and serves, from what it was before.
+
+    *launch* is what vllm_launch returned. Only a start that was not known to fail leaves an acceptance as it was.
+    """
+    number = launch["generation"]
+    same = number == known["generation"] and not launch.get("failed_before")
+    status = known["status"] if same else "started"
+    return {**known, "generation": number, "status": status, "unit_active": "active", "unit_sub": "running"}
+
+
 def deploy_line(result: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """One line: what a deployment did, from the fact vllm_service_result."""
     launch, ready = result["launch"], result["ready"]
@@ -211,6 +222,7 @@ class FilterModule:
             "environment_fingerprint": environment_fingerprint,
             "facts_environment": facts_environment,
             "managed_instances": managed_instances,
+            "restarted_instance": restarted_instance,
             "rollback_story": rollback_story,
             "unknown_instances": unknown_instances,
             "unmanaged_instances": unmanaged_instances,

@@ -197,6 +197,22 @@ def test_a_build_as_root_gets_the_users_pip_settings_and_proxies_only(tmp_path: 
     }
 
 
+@pytest.mark.parametrize(
+    ("launch", "status"),
+    [
+        ({"generation": 4, "failed_before": None}, "accepted"),
+        # It is accepted anew, and marked as such.
+        ({"generation": 5, "failed_before": None}, "started"),
+        ({"generation": 4, "failed_before": {"generation": 4}}, "started"),
+    ],
+)
+def test_an_instance_that_was_restarted_is_known_without_asking(launch: dict[str, Any], status: str) -> None:
+    known = {"generation": 4, "status": "accepted", "plan": PLAN, "engine": "podman", "unit_active": "inactive"}
+    found = deploy.restarted_instance(known, launch)
+    assert (found["generation"], found["status"], found["unit_active"]) == (launch["generation"], status, "active")
+    assert (found["plan"], found["engine"]) == (PLAN, "podman")
+
+
 def test_a_deployment_is_one_line() -> None:
     launch = {"action": "restarted", "generation": 4}
     line = deploy.deploy_line({"launch": launch, "ready": {"ready_s": 31.6}}, PLAN)
