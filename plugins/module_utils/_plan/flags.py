@@ -10,12 +10,11 @@ which it reads as one word. ``null`` removes what a weaker layer set. Private to
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, finite
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, usable
 from ansible_collections.socle.inference.plugins.module_utils._units import (
     MAX_WORD_BYTES,
     control_character,
@@ -71,7 +70,7 @@ _SECRET_VALUE = re.compile(
 )
 """What is a secret whatever it is called."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT]?)")
 
 
 def right_spelling(name: str) -> str:
@@ -102,9 +101,9 @@ def _check_json(value: Any, where: str, problems: Problems, depth: int = 0) -> N
         for position, item in enumerate(value):
             _check_json(item, f"{where}[{position}]", problems, depth + 1)
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            problems.add(f"{where} must be a finite number, but is {value}; correct it.")
-    elif isinstance(value, int) and not finite(value):
+        if not usable(value):
+            problems.add(f"{where} must be a finite number of at most 64 bits, but is {value}; correct it.")
+    elif isinstance(value, int) and not usable(value):
         problems.add(f"{where} is {describe(value)}, which no engine takes; correct it.")
     elif value is not None and not isinstance(value, (bool, int, str)):
         problems.add(f"{where} cannot become JSON, being {describe(value)}; quote it to make it a string.")
@@ -117,8 +116,8 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
     elif isinstance(value, bool):
         problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            problems.add(f"{where} must be a finite number, but is {value}; correct it.")
+        if not usable(value):
+            problems.add(f"{where} must be a finite number of at most 64 bits, but is {value}; correct it.")
     elif isinstance(value, str):
         broken = control_character(value)
         _check_secret(value, where, problems)
@@ -132,7 +131,7 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
             problems.add(f"{where} is {value!r}, which the engine would read as a flag; remove the leading dash.")
     elif in_list and isinstance(value, list):
         problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
-    elif isinstance(value, int) and not finite(value):
+    elif isinstance(value, int) and not usable(value):
         problems.add(f"{where} is {describe(value)}, which no engine takes; correct it.")
     elif not isinstance(value, int):
         problems.add(
@@ -223,7 +222,7 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
                 problems.add(
                     f"{where}.{name} is longer than the {MAX_WORD_BYTES} bytes that a program can be given; shorten it."
                 )
-        elif item is not None and (not isinstance(item, (int, float)) or not finite(item)):
+        elif item is not None and (not isinstance(item, (int, float)) or not usable(item)):
             problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import LARGEST
 
 GIB = 1024**3
 
@@ -181,13 +182,15 @@ def _whole(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d+", value) else None
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value) else None
 
 
 def _number(value: Any, default: float) -> float:
     if isinstance(value, bool) or value is None:
         return default
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
         return default
+    # Neither NaN nor infinity is.
+    return number if abs(number) <= LARGEST else default

@@ -15,6 +15,9 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 
+LARGEST = 2**63 - 1
+"""Of the numbers that people and files may say."""
+
 
 class Problems:
     """Sentences collected over one call, so that a person sees all of them at once."""
@@ -74,6 +77,11 @@ def finite(value: float) -> bool:
         return False
 
 
+def usable(value: float) -> bool:
+    """Whether *value* is a number that engines and the arithmetic of plans can take: no more than 64 bits hold."""
+    return finite(value) and abs(value) <= LARGEST
+
+
 def nearest(name: Any, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" when something known looks like *name*, else nothing."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
@@ -118,7 +126,7 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Check:
         limits += f" of at least {minimum}"
 
     def check(value: Any, where: str, problems: Problems) -> None:
-        fits = isinstance(value, int) and not isinstance(value, bool)
+        fits = isinstance(value, int) and not isinstance(value, bool) and usable(value)
         if fits and minimum is not None and value < minimum:
             fits = False
         if fits and maximum is not None and value > maximum:
@@ -131,7 +139,7 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Check:
 
 def number() -> Check:
     def check(value: Any, where: str, problems: Problems) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not finite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not usable(value):
             problems.add(f"{where} must be a number, but is {describe(value)}; correct it.")
 
     return check

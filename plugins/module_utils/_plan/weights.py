@@ -12,10 +12,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import LARGEST
 
 HEADER_LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100_000_000
@@ -89,12 +91,19 @@ def parse_header(content: bytes, where: str) -> list[Tensor]:
     try:
         entries = json.loads(content[HEADER_LENGTH_BYTES:end])
         return [
-            Tensor(str(name), entry["data_offsets"][1] - entry["data_offsets"][0])
+            Tensor(str(name), _extent(*entry["data_offsets"]))
             for name, entry in entries.items()
             if name != "__metadata__"
         ]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(f"{where} has a safetensors header that cannot be read ({error}); fetch it again.") from error
+
+
+def _extent(start: Any, end: Any) -> int:
+    """Bytes from one offset to the other; ValueError for what are none."""
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= LARGEST):
+        raise ValueError(f"data_offsets are {str(start)[:40]} and {str(end)[:40]}")
+    return end - start
 
 
 def header_bytes(beginning: bytes) -> int:
