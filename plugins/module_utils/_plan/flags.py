@@ -184,7 +184,7 @@ def check_flags(value: Any, where: str, problems: Problems) -> None:
     if not isinstance(value, dict):
         problems.add(
             f"{where} must be a map of flag names to values, but is {describe(value)}; "
-            "write 'flag-name: value' lines (true for a flag without a value)."
+            "write 'flag-name: value' lines (true for a flag without a value), or leave it out for none."
         )
         return
     for name, item in value.items():
@@ -196,7 +196,10 @@ def check_flags(value: Any, where: str, problems: Problems) -> None:
 def check_env(value: Any, where: str, problems: Problems) -> None:
     """An environment map: names to strings or numbers; null removes."""
     if not isinstance(value, dict):
-        problems.add(f"{where} must be a map of variable names to values, but is {describe(value)}; correct it.")
+        problems.add(
+            f"{where} must be a map of variable names to values, but is {describe(value)}; write 'NAME: value' lines, or "
+            "leave it out for none."
+        )
         return
     for name, item in value.items():
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):

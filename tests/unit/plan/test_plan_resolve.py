@@ -232,6 +232,8 @@ CHAT = {"model": "small-chat"}
         ({"chat": {**CHAT, "served_names": ["$(id)"]}}, ["of letters, digits and . _ : / + @ -", "'$(id)'"]),
         ({"chat": {**CHAT, "served_names": ["-x"]}}, ["begins with none of : + @ -", "'-x'"]),
         ({"chat": {**CHAT, "image": "a b"}}, ["image reference of letters, digits", "without spaces"]),
+        ({"chat": {**CHAT, "flags": None}}, ["chat.flags must be a map", "nothing (null)", "or leave it out for none"]),
+        ({"chat": {**CHAT, "env": None}}, ["chat.env must be a map", "'NAME: value' lines, or leave it out for none"]),
         ({"chat": {**CHAT, "image": "a$b"}}, ["of letters, digits and . _ : / @ -"]),
         ({"chat": {**CHAT, "expose": "al"}}, ["loopback, address, all", "did you mean 'all'"]),
         ({"chat": {**CHAT, "expose": "address"}}, ["IP address", "nothing (null)"]),
