@@ -197,8 +197,8 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
     """An environment map: names to strings or numbers; null removes."""
     if not isinstance(value, dict):
         problems.add(
-            f"{where} must be a map of variable names to values, but is {describe(value)}; write 'NAME: value' lines, or "
-            "leave it out for none."
+            f"{where} must be a map of variable names to values, but is {describe(value)}; write 'NAME: value' lines, "
+            "or leave it out for none."
         )
         return
     for name, item in value.items():
