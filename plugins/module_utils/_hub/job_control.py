@@ -355,8 +355,9 @@ class JobControl:
 
 def _covers(name: str, value: Any, found: dict[str, Any]) -> bool:
     """Whether a job with the demand *found* does what *value* of the demand *name* asks for."""
-    if name == "verify" and value == "quick":
-        return True
+    if name == "verify":
+        # What is hashed in full is looked into as well.
+        return value == "quick" or found.get(name) in (value, "full")
     if name == "verify_max_age_s":
         age = found.get(name)
         return found.get("verify") == "full" or (isinstance(age, (int, float)) and age <= value)

@@ -180,7 +180,14 @@ class Relay:
             if full:
                 self._turn_away(connection)
                 continue
-            threading.Thread(target=self._serve, args=(connection, client[0]), name="relay", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection, client[0]), name="relay", daemon=True).start()
+            except RuntimeError:
+                # The host lets this process have no more of them just now; neighbours come again.
+                self._forget_stranger(client[0])
+                with self._lock:
+                    self._open.discard(connection)
+                self._turn_away(connection)
 
     def _turn_away(self, connection: socket.socket) -> None:
         """Tell a client to come again, without waiting for its request."""

@@ -33,8 +33,12 @@ def name_store(root: Path, write: bool) -> str | None:
     staged = place.with_name(f".name.{secrets.token_hex(6)}")
     try:
         make_folder(place.parent)
-        staged.write_text(secrets.token_hex(16), encoding="ascii")
-        staged.chmod(0o644)
+        with staged.open("x", encoding="ascii") as handle:
+            handle.write(secrets.token_hex(16))
+            handle.flush()
+            os.fchmod(handle.fileno(), 0o644)
+            # Else a power failure leaves a name that is none, which no host replaces.
+            os.fsync(handle.fileno())
         # Unlike a rename, it does not replace what another host wrote meanwhile.
         with contextlib.suppress(FileExistsError):
             os.link(staged, place)

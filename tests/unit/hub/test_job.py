@@ -245,6 +245,12 @@ def test_a_rerun_joins_the_running_job(hub: HubSimulator, fleet: Fleet, folder: 
     assert wan_bytes(hub) == one_copy(folder)
 
 
+def test_a_job_that_hashes_everything_does_for_a_run_that_only_looks_into_files(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    host.call("started", verify="full")
+    assert host.call("started", run="other", verify="structure")["new"] is False
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [({"verify": "full"}, "verify full"), ({"owner": "65534"}, "owner 65534"), ({"verify_max_age": "1d"}, "86400")],

@@ -359,6 +359,23 @@ def test_silent_clients_are_limited_by_address_and_in_all(shelf: Shelf, addresse
         relay.close()
 
 
+def test_without_threads_left_clients_are_told_to_come_again(
+    relay: Relay, shelf: Shelf, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part.write_bytes(WHOLE)
+    shelf.prove(FILE.path, part)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        status, _body, headers = ask(relay, "/folder/a%20b.bin")
+    assert (status, headers["X-Socle-State"]) == (503, "waiting")
+    assert ask(relay, "/folder/a%20b.bin")[0] == 200
+    assert not relay._strangers
+
+
 def test_a_relay_has_room_for_a_star_of_hosts_and_for_the_files_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"now": (1024, 4096)}
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: limits["now"])

@@ -30,6 +30,16 @@ def test_all_who_name_a_store_at_once_get_one_name(tmp_path: Path) -> None:
     assert name_store(tmp_path / "other", True) != found[0]
 
 
+def test_a_name_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure would leave an empty one, and no host replaces what another one may have written."""
+    steps = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: steps.append("flushed"))
+    link = os.link
+    monkeypatch.setattr(os, "link", lambda *places: (steps.append("linked"), link(*places)))
+    assert name_store(tmp_path / "store", True)
+    assert steps == ["flushed", "linked"]
+
+
 def test_a_look_gives_no_name_and_reads_one(tmp_path: Path) -> None:
     assert name_store(tmp_path / "store", False) is None
     assert list(tmp_path.iterdir()) == []
