@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.lan import default_address
-from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
-from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
-from tests.support.model_site import ansible_environment
+from tests.support.model_site import LOCK, REPO, ansible_environment, bring, locked_commit
 
-REPO = "Org/Model"
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
 """Garbage collection looks at every process, of which this machine may have some that even root does not see."""
 
@@ -40,22 +34,15 @@ class Playbook:
 
     @property
     def lock(self) -> Path:
-        return self.folder / "inventory/.socle/locks/modelscope/Org--Model@master.json"
+        return self.folder / LOCK
 
     @property
     def locked_commit(self) -> str:
-        return str(json.loads(self.lock.read_text())["source"]["commit"])
+        return locked_commit(self.lock)
 
     def bring(self, *hosts: str) -> Path:
         """Leave hosts and inventory as the action sync does, without a run of Ansible; returns the first's revision."""
-        found = []
-        for host in hosts:
-            request = Request(REPO, "master", self.folder / host, link="Org--Model", reserve_bytes=0)
-            hub = make_hub(endpoint=self.hub.url, proxy="")
-            found.append(Path(ensure_snapshot(request, hub, Progress())["path"]))
-        self.lock.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(found[0].parents[1] / "manifest" / f"{found[0].name}.json", self.lock)
-        return found[0]
+        return bring((self.folder / host for host in hosts), self.lock, self.hub.url)
 
     def __call__(
         self, action: str, *arguments: str, within: tuple[str, ...] = (), **given: Any

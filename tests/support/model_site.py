@@ -5,20 +5,28 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl, View, default_base
+from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
 
 PROJECT = Path(__file__).resolve().parents[2]
+REPO = "Org/Model"
+LOCK = "inventory/.socle/locks/modelscope/Org--Model@master.json"
 PLAY = """
 - name: Bring the models
   hosts: all
@@ -42,7 +50,26 @@ def ansible_environment(folder: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(PROJECT / "collections"),
+        # As ansible.cfg of the project has it.
+        "ANSIBLE_PIPELINING": "1",
     }
+
+
+def bring(stores: Iterable[Path], lock: Path, endpoint: str) -> Path:
+    """Leave *stores* and *lock* as a sync does, without a run of Ansible; returns the first store's revision."""
+    found = []
+    for store in stores:
+        request = Request(REPO, "master", store, link="Org--Model", reserve_bytes=0)
+        hub = make_hub(endpoint=endpoint, proxy="")
+        found.append(Path(ensure_snapshot(request, hub, Progress())["path"]))
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(found[0].parents[1] / "manifest" / f"{found[0].name}.json", lock)
+    return found[0]
+
+
+def locked_commit(lock: Path) -> str:
+    """The commit that *lock* names."""
+    return str(json.loads(lock.read_text())["source"]["commit"])
 
 
 @dataclass(frozen=True)
@@ -99,6 +126,11 @@ class Site:
             text=True,
             start_new_session=True,
         )
+
+    def bring(self, *names: str) -> str:
+        """Leave hosts and lock as a run does that brings what the hub has now; returns its commit."""
+        bring((self.folder / name for name in names), self.folder / LOCK, self.hub.url)
+        return locked_commit(self.folder / LOCK)
 
     def job(self, name: str, repo: str = "Org/Model") -> View | None:
         """The job on host *name*."""

@@ -28,6 +28,8 @@ def play(
             "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_NOCOLOR": "1",
+            # As ansible.cfg of the project has it.
+            "ANSIBLE_PIPELINING": "1",
         },
         capture_output=True,
         text=True,

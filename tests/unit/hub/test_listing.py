@@ -286,14 +286,14 @@ def test_files_that_no_engine_could_load_are_found(
 
 
 def test_a_large_header_takes_little_memory(tmp_path: Path) -> None:
-    """40 000 tensors, as the largest models have in all their files together."""
+    """10 000 tensors; parsed at once, they would take seven times the size of the header."""
     header = {
         f"model.layers.{number}.mlp.experts.gate_proj.weight_scale_inv": {
             "dtype": "F8_E4M3",
             "shape": [7168, 2048],
             "data_offsets": [0, 4],
         }
-        for number in range(40_000)
+        for number in range(10_000)
     }
     (tmp_path / "m.safetensors").write_bytes(tensor_file(header, 4))
     size = (tmp_path / "m.safetensors").stat().st_size
