@@ -247,22 +247,6 @@ def test_a_disk_that_turns_out_damaged_ends_an_import_on_all_hosts_without_a_hub
     assert hub.requests == []
 
 
-def test_one_run_goes_back_to_a_commit_that_only_the_last_host_holds(
-    models: Playbook, folder: Path, tmp_path: Path
-) -> None:
-    models.bring("gpu2")
-    given = {
-        "model_store_models": [{"repo": "Org/Model", "revision": models.locked_commit}],
-        "model_store_endpoint": "http://127.0.0.1:1",
-    }
-    models.lock.unlink()
-    planned = models.good("sync", "--check", **given)
-    assert not list(models.lock.parent.iterdir())
-    assert re.search(r"gpu1 .*failed=0", planned)
-    models.good("sync", **given)
-    assert contents(tmp_path / "gpu1/Org--Model") == contents(folder)
-
-
 def test_a_model_that_is_not_there_is_called_so() -> None:
     result = {"item": {"repo": "Org/Model", "revision": "master", "source": "modelscope"}, "msg": "offline is set"}
     assert model_verify_failure([result], "gpu1") == (

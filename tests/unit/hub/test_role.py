@@ -90,24 +90,27 @@ def test_a_check_run_reports_what_is_missing_and_writes_nothing(site: Site, hub:
     assert re.search(r"gpu1 .*changed=[1-9]", done.stdout)
 
 
-def test_going_back_to_a_commit_that_the_hosts_hold_needs_neither_hub_nor_lock(
+def test_going_back_to_a_commit_that_only_the_last_host_holds_needs_neither_hub_nor_lock(
     site: Site, folder: Path, tmp_path: Path
 ) -> None:
     commits = []
     for content in ("{}", "[]"):
         (folder / "config.json").write_text(content)
-        commits.append(site.bring("gpu1", "gpu2"))
+        commits.append(site.bring("gpu2"))
     commit = commits[0]
     given = {"model_store_models": [{"repo": "Org/Model", "revision": commit}]}
     done = site.run("--check", count=2, model_store_offline=True, **given)
     switch = "switch (all files are here, only the link changes)"
-    rows = [line for line in done.stdout.splitlines() if line.startswith("  gpu")]
-    assert len(rows) == 2 and all(switch in row for row in rows), done.stdout + done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  gpu")}
+    assert "fetch" in rows["gpu1"] and switch in rows["gpu2"], done.stdout + done.stderr
+    locks = tmp_path / "inventory/.socle/locks/modelscope"
+    assert [place.name for place in locks.iterdir()] == ["Org--Model@master.json"]
     done = site.run(count=2, model_store_endpoint="http://127.0.0.1:1", **given)
     assert done.returncode == 0, done.stdout + done.stderr
     for host in ("gpu1", "gpu2"):
         assert (tmp_path / host / "Org--Model/config.json").read_text() == "{}"
-        assert re.search(rf"^{host}:  Org/Model@\w+  switched from \w+ to {commit[:12]}$", done.stdout, re.M)
+    assert re.search(r"^gpu1:  Org/Model@\w+  fetched .* from neighbours in .*", done.stdout, re.M)
+    assert re.search(rf"^gpu2:  Org/Model@\w+  switched from \w+ to {commit[:12]}$", done.stdout, re.M)
 
 
 def test_the_playbook_says_where_no_models_are_named(tmp_path: Path) -> None:
