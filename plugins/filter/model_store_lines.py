@@ -111,7 +111,7 @@ def _verdict(seen: Mapping[str, Any], together: bool = False, writer: str | None
         return "refused: " + ", ".join(REASONS.get(fault, fault) for fault in [*faults] or ["together"])
     if seen.get("job"):
         job = {name: seen["job"].get(name) for name in ("phase", "done", "total", "unit")}
-        return f"under way: {format_progress(job)}"
+        return f"{'another revision is ' if seen['job'].get('other') else ''}under way: {format_progress(job)}"
     if not seen["work"]:
         return "nothing"
     if writer:

@@ -32,7 +32,12 @@ def text_of(warning: Any) -> str:
 def name_in_result(result: dict[str, Any], names: Mapping[str, str]) -> None:
     """Do that in what a module returns for people to read: its message, its warnings, and the faults of its plan."""
     if result.get("msg"):
-        result["msg"] = name_variables(str(result["msg"]), names)
+        message = name_variables(str(result["msg"]), names)
+        event = getattr(result.get("exception"), "event", None)
+        # Newer versions of Ansible print this first; without it they make one of the message.
+        if message != result["msg"] and event is not None and event.msg == result["msg"]:
+            del result["exception"]
+        result["msg"] = message
     if result.get("warnings"):
         result["warnings"] = [name_variables(text_of(warning), names) for warning in result["warnings"]]
     for fault in (result.get("plan") or {}).get("faults", []):

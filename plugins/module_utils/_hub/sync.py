@@ -111,8 +111,13 @@ def _inspect(spec: dict[str, Any], manifest: Manifest, control: JobControl, chec
         "work": bool(found["changed"] or plan["unproven_files"] or due or running),
         "due": due,
         "plan": plan,
-        "job": _show(view) if view is not None and running else None,
+        "job": {**_show(view), "other": _is_other(view, manifest)} if view is not None and running else None,
     }
+
+
+def _is_other(view: View, manifest: Manifest) -> bool:
+    """Whether the job brings other content than is wanted, so that the run must not take it for its own."""
+    return view.status.get("content_id") not in (None, manifest.content_id)
 
 
 def _name_store(spec: Mapping[str, Any], plan: dict[str, Any], check: bool) -> str | None:

@@ -208,6 +208,8 @@ def test_the_table_tells_a_download_that_runs_already_and_what_it_has() -> None:
     found = precheck({"g1": inspected(running)}, ["g1"])
     row = " ".join(found["lines"][-1].split())
     assert row.startswith("g1 a/A@master 0 B 512.0 MiB 512.0 MiB 10.0 GiB under way: downloading, 512.0 MiB of 1.0 GiB")
+    running["job"]["other"] = True
+    assert " another revision is under way: downloading" in precheck({"g1": inspected(running)}, ["g1"])["lines"][-1]
 
 
 def test_hosts_with_one_store_wait_for_the_first_of_them_or_for_the_one_that_is_under_way() -> None:

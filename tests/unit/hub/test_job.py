@@ -415,6 +415,7 @@ def test_a_job_for_another_content_is_named(hub: HubSimulator, fleet: Fleet, fol
     shutil.copytree(folder, folder.with_name("Model@next"))
     (folder.with_name("Model@next") / "config.json").write_text("{}")
     other = host.with_model(resolve(hub.url, REPO, "next"))
+    assert (host.call("inspected")["job"]["other"], other.call("inspected")["job"]["other"]) == (False, True)
     with pytest.raises(StoreError, match=r"brings Org/Model at master with other content .* end it with: kill \d+"):
         other.call("started")
     with pytest.raises(StoreError, match="other content"):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.origin import Hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.policy import Policy
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
-from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_variables
+from ansible_collections.socle.inference.plugins.plugin_utils.option_names import name_in_result, name_variables
 
 from tests.simulators.hub.server import HubSimulator
 
@@ -608,6 +609,19 @@ def test_only_options_are_replaced_by_variables() -> None:
     )
 
     assert name_variables("token holds a blank", names) == "model_store_token holds a blank"
+
+
+def test_what_ansible_prints_first_names_the_variables_too() -> None:
+    def failed(message: str, told: str) -> dict[str, Any]:
+        return {"failed": True, "msg": message, "exception": SimpleNamespace(event=SimpleNamespace(msg=told))}
+
+    names = {"store": "model_store_path"}
+    renamed = failed("store must be absolute", "store must be absolute")
+    name_in_result(renamed, names)
+    assert renamed == {"failed": True, "msg": "model_store_path must be absolute"}
+    for kept in (failed("no option at all", "no option at all"), failed("store must be absolute", "a crash")):
+        name_in_result(kept, names)
+        assert "exception" in kept
 
 
 def test_a_host_s_store_names_what_it_holds_of_a_commit(ensure: Callable[..., dict[str, Any]], store: Path) -> None:
