@@ -136,14 +136,14 @@ def test_a_misspelt_variable_of_one_host_ends_the_role_on_all_of_them(site: Site
 
 def test_nothing_begins_anywhere_while_one_host_has_no_room(site: Site, hub: HubSimulator, tmp_path: Path) -> None:
     hosts = {"gpu2": {"model_store_reserve_gib": 1e6}}
-    done = site.run(count=3, hosts=hosts, model_store_force_prechecks=False, model_store_allow_volatile_fs=True)
+    done = site.run(count=2, hosts=hosts, model_store_force_prechecks=False, model_store_allow_volatile_fs=True)
     assert done.returncode != 0
     assert re.search(r"gpu2: .* must stay free.*Nothing was downloaded on any host", done.stdout, re.DOTALL)
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  gpu")}
     assert "refused" in rows["gpu2"]
     assert site.wan_bytes() == 0
-    assert not any((tmp_path / name / ".store").exists() for name in ("gpu1", "gpu2", "gpu3"))
-    done = site.run("--check", count=3, hosts=hosts)
+    assert not any((tmp_path / name / ".store").exists() for name in ("gpu1", "gpu2"))
+    done = site.run("--check", count=2, hosts=hosts)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused" not in done.stdout
 
