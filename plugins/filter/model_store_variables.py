@@ -41,10 +41,19 @@ def variable_faults(hostvars: Any, hosts: Iterable[str], names: Iterable[str] = 
             *map(_unknown, unknown_variables({*values, *(name for name in names if name.startswith(f"{ROLE}_"))})),
             *value_faults({name: value for name, value in values.items() if value is not None}, _specified()),
             *models_faults(values.get(MODELS)),
+            *_keep_faults(values.get("model_store_keep")),
         ]
         for fault in faults:
             found.setdefault(fault, []).append(host)
     return [fault if having == hosts else f"{', '.join(having)}: {fault}" for fault, having in found.items()]
+
+
+def _keep_faults(keep: Any) -> list[str]:
+    """Why garbage collection would refuse *keep*; what is no number at all is told by its type."""
+    number = str(keep).strip()
+    if not number.lstrip("-").isdecimal() or int(number) >= 1:
+        return []
+    return [f"model_store_keep is {number}, expected 1 or more, since the current revision stays"]
 
 
 def models_faults(models: Any) -> list[str]:

@@ -139,6 +139,14 @@ def test_models_in_another_form_are_told_with_the_right_one(models_given: Any, t
     assert fault.endswith("expected a list such as [{repo: ORGANISATION/NAME, revision: master}]")
 
 
+def test_fewer_revisions_than_the_current_one_are_told_before_any_action() -> None:
+    told = "model_store_keep is 0, expected 1 or more, since the current revision stays"
+    for keep, faults in ((0, [told]), ("0", [told]), (1, []), ("2", [])):
+        assert variable_faults({"gpu1": {"model_store_keep": keep}}, ["gpu1"]) == faults
+    (fault,) = variable_faults({"gpu1": {"model_store_keep": "all"}}, ["gpu1"])
+    assert fault.startswith('model_store_keep is "all", expected ')
+
+
 def test_what_role_and_playbook_have_is_no_fault() -> None:
     defaults = yaml.safe_load((PROJECT / "roles/model_store/defaults/main.yml").read_text())
     allowed = {"model_store_result": {}, "__model_store_part": {}, "model_store_remove": "a/A", "other": 1}
@@ -415,7 +423,7 @@ def test_what_is_to_be_removed_is_a_table_of_its_own() -> None:
         "kept: 1 use of the model in the way",
         "in use: U names it",
         "not there",
-        "refused: run as root",
+        "refused",
     ]
     assert model_remove_faults(found, found, "look") == [
         "gpu2: Org/Model is in use: U names it",
