@@ -383,7 +383,7 @@ def test_a_lock_that_cannot_be_written_leaves_nothing(
 
 def test_the_token_is_in_no_file(lock: Lock, hub: HubSimulator, tmp_path: Path, folder: Path) -> None:
     hub.protect("Org/Model", "very-secret")
-    with pytest.raises(HubError, match="the token is not valid for it") as caught:
+    with pytest.raises(HubError, match="not valid for it: set the option token to one that may read it") as caught:
         lock(token="other-secret")
     assert "other-secret" not in str(caught.value) + str(caught.value.fields)
     result = lock(token="very-secret")
