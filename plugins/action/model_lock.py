@@ -100,9 +100,11 @@ class _Asked:
         )
         if not result.get("failed"):
             return loads(json.dumps(result["manifest"]))
-        message = f"{result.get('msg', 'no answer')} (asked from {self._task_vars.get('inventory_hostname')})"
-        if failure:
-            message += f", and from the controller: {failure}"
+        told, host = str(result.get("msg", "no answer")), self._task_vars.get("inventory_hostname")
+        if str(failure) == told:
+            message = f"{told} (asked from {host} and from the controller)"
+        else:
+            message = f"{told} (asked from {host})" + (f", and from the controller: {failure}" if failure else "")
         gone = {"revision_gone": True} if result.get("revision_gone") else {}
         raise (UnreachableFromHost if result.get("hub_unreachable") else HubError)(message, **gone)
 

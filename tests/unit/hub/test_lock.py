@@ -477,7 +477,7 @@ def test_a_host_is_asked_where_the_controller_has_no_way_to_the_hub(
     shutil.rmtree(inventory / ".socle")
     nowhere = play("--limit", "gpu0", hub="http://hub.invalid")
     assert nowhere.returncode == 2
-    assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in nowhere.stdout
+    assert "(asked from gpu0 and from the controller), and Org/Model at master has no lock" in nowhere.stdout
 
 
 def test_every_host_is_asked_until_one_reaches_the_hub_and_the_controller_once(
@@ -487,7 +487,7 @@ def test_every_host_is_asked_until_one_reaches_the_hub_and_the_controller_once(
     there = "{{ " + str(ways) + "[inventory_hostname] | default({}) }}"
     done = play("--limit", "gpu0,gpu1", "-f", "1", hub="http://hub.invalid", there=there)
     assert done.returncode == 2
-    assert "(asked from gpu0), and from the controller: hub.invalid cannot be reached" in done.stdout
+    assert "(asked from gpu0 and from the controller)" in done.stdout
     assert (inventory / ".socle/locks/modelscope/Org--Model@master.json").is_file()
     shutil.rmtree(inventory / ".socle")
     hub.reset()
