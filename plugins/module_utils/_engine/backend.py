@@ -7,6 +7,7 @@ Private to socle.inference. Whatever systemd does is the same for both and lives
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -22,6 +23,9 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Eng
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 RUNNING = ("active", "activating", "reloading")
+
+INSTANCE_LABEL = "io.socle.instance"
+"""The label of every container of ours, with the instance's name."""
 
 STOP_S = 300.0
 """How long a stop may take: longer than the limit in the unit, after which systemd kills."""
@@ -302,6 +306,15 @@ class Backend(ABC):
     def stop(self, instance: str, timeout_s: float = STOP_S, on_wait: Callable[[], None] | None = None) -> None:
         """Stop the unit and wait for it; *on_wait* is called about once a second meanwhile."""
         self._systemctl("stop", self.service(instance), timeout_s=timeout_s, on_wait=on_wait)
+        # Of an engine that systemd had to kill, the unit's own commands cannot remove the container. The next start
+        # would replace it, and there may be none.
+        if self.state(instance).result != "success":
+            with contextlib.suppress(EngineError):
+                self._remove_container(instance)
+
+    def _remove_container(self, instance: str) -> None:
+        if (self.container_labels(instance) or {}).get(INSTANCE_LABEL) == instance:
+            self._ask("rm", "--force", f"vllm-{instance}")
 
     def states(self, instances: Iterable[str]) -> dict[str, UnitState]:
         """Unit state by instance; an unknown unit is inactive."""

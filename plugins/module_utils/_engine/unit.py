@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._engine import backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import check_name
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._units import (
@@ -48,11 +49,10 @@ GPU_WANTS = ("network-online.target", "nvidia-cdi-refresh.service")
 starts it also where it was turned off. Instances without GPUs want all of AFTER, so that their units stay as they are.
 """
 
+INSTANCE_LABEL = backend.INSTANCE_LABEL
+
 MANAGED = "# managed by socle"
 """How every unit of ours begins."""
-
-INSTANCE_LABEL = "io.socle.instance"
-"""The label of every container of ours, with the instance's name."""
 
 NO_SELINUX_LABEL = "label=disable"
 NO_NEW_PRIVILEGES = "no-new-privileges"

@@ -167,6 +167,9 @@ class Host:
                 if words[0] == "podman":
                     return 125, "", self.refuse or f"Error: no such container {name}\n"
                 return 1, "\n", self.refuse or f"Error response from daemon: No such container: {name}\n"
+            case ["podman" | "docker", "rm", "--force", name]:
+                self.containers.pop(name, None)
+                return 0, "", ""
             case ["podman", "container", "exists", name]:
                 return (125 if self.refuse else 1), "", self.refuse
             case ["docker", "pull", name]:

@@ -21,6 +21,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet im
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
+from .conftest import Host
 from .test_launch import nobody
 
 CONTAINER = "ab" * 32
@@ -323,3 +324,20 @@ def test_weights_that_do_not_fit_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   123456 kB\n")
     assert warm.available_bytes(tmp_path) == 123456 * 1024
     assert warm.available_bytes(tmp_path / "nowhere") == 0
+
+
+# What is left of an engine that had to be killed
+
+
+@pytest.mark.parametrize("tool", ["backend", "docker"])
+@pytest.mark.parametrize(
+    ("result", "instance", "stays"),
+    [("timeout", "chat", False), ("timeout", "theirs", True), ("success", "chat", True)],
+)
+def test_the_container_of_a_killed_engine_does_not_stay(
+    request: pytest.FixtureRequest, host: Host, tool: str, result: str, instance: str, stays: bool
+) -> None:
+    host.active, host.result = "active", result
+    host.containers["vllm-chat"] = {"io.socle.instance": instance}
+    request.getfixturevalue(tool).stop("chat")
+    assert ("vllm-chat" in host.containers) is stays
