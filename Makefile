@@ -78,6 +78,8 @@ test-slow: setup
 
 bench: setup
 	python benchmarks/no_op_run.py --inventory $(INVENTORY)
+	python benchmarks/redeploy_cost.py --inventory $(INVENTORY)
+	python benchmarks/restart_speed.py
 	python benchmarks/gpu_facts_cost.py
 	python benchmarks/plan_cost.py
 	python benchmarks/model_noop.py

@@ -24,11 +24,11 @@ PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 TARGETS_S = {"site.yml": 20, "provision.yml": 12}
 
 
-def run(playbook: Path, inventory: str, limit: str) -> tuple[float, str]:
+def run(playbook: Path, inventory: str, limit: str, *arguments: str) -> tuple[float, str]:
     """Seconds of the whole command, and what it printed."""
     began = time.monotonic()
     done = subprocess.run(
-        [str(PLAYBOOK), str(playbook), "-i", inventory, "--limit", limit],
+        [str(PLAYBOOK), str(playbook), "-i", inventory, "--limit", limit, *arguments],
         cwd=ROOT,
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "False"},
         capture_output=True,
@@ -40,6 +40,19 @@ def run(playbook: Path, inventory: str, limit: str) -> tuple[float, str]:
     return time.monotonic() - began, done.stdout
 
 
+def tasks_of(output: str) -> int:
+    """How many tasks a run did on the host that did most."""
+    return max(int(count) for count in re.findall(r"ok=(\d+)", output))
+
+
+def write_floor(folder: str, tasks: int) -> Path:
+    """A playbook of as many pings."""
+    floor = Path(folder) / "floor.yml"
+    pings = "\n".join(f"    - name: Ping {number}\n      ansible.builtin.ping:" for number in range(tasks))
+    floor.write_text(f"- hosts: all\n  gather_facts: false\n  become: true\n  tasks:\n{pings}\n", encoding="utf-8")
+    return floor
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inventory", default="inventories/lab")
@@ -49,11 +62,9 @@ def main() -> None:
     asked = parser.parse_args()
     playbook, repeats = ROOT / asked.playbook, asked.repeats
     _warm_up, output = run(playbook, asked.inventory, asked.limit)
-    tasks = max(int(count) for count in re.findall(r"ok=(\d+)", output))
+    tasks = tasks_of(output)
     with tempfile.TemporaryDirectory() as folder:
-        floor = Path(folder) / "floor.yml"
-        pings = "\n".join(f"    - name: Ping {number}\n      ansible.builtin.ping:" for number in range(tasks))
-        floor.write_text(f"- hosts: all\n  gather_facts: false\n  become: true\n  tasks:\n{pings}\n", encoding="utf-8")
+        floor = write_floor(folder, tasks)
         rows = [
             (label, [run(what, asked.inventory, asked.limit)[0] for _repeat in range(repeats)])
             for label, what in ((f"{tasks} pings", floor), (f"{playbook.name}, nothing to do", playbook))
