@@ -101,7 +101,7 @@ class DirectoryHub:
         if manifest.repo != repo:
             raise HubError(f"{self._path} holds {manifest.repo}, but {repo} is wanted: correct path or repo")
         if revision not in (manifest.requested, manifest.commit):
-            known = f", commit {manifest.commit}" if manifest.commit else ""
+            known = f", commit {manifest.commit}" if manifest.commit not in (None, manifest.requested) else ""
             raise HubError(
                 f"{self._path} holds {repo} at {manifest.requested}{known}, but {revision} is wanted: correct path or "
                 "revision"

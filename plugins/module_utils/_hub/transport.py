@@ -230,7 +230,11 @@ class Client:
         if isinstance(last, urllib.error.HTTPError) and last.code in (401, 403):
             raise HubError(
                 f"{self.host} refuses access to {repo} ({last.code}): "
-                + ("the token is not valid for it: set the option token to one that may read it" if self.has_token else "it is private: set the option token"),
+                + (
+                    "the token is not valid for it: set the option token to one that may read it"
+                    if self.has_token
+                    else "it is private: set the option token"
+                ),
                 status=last.code,
             )
         hint = ""
