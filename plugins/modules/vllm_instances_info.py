@@ -101,7 +101,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._engine.backends import make_backend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import list_instances
+from ansible_collections.socle.inference.plugins.module_utils._engine.instances import list_instances
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import DEFAULT
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 

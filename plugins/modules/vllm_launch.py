@@ -160,10 +160,10 @@ drain:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.socle.inference.plugins.module_utils._engine.changes import unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import current_plan
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_launcher import host_launcher
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress

@@ -1,6 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is on disk about the generations of an instance, and which of them to go back to. Private to socle.inference.
+"""What is on disk about the generations of an instance, and which of them to go back to, or not to try again.
+
+Private to socle.inference.
 
 `launch.py` describes the layout and makes the changes.
 """
@@ -184,20 +186,17 @@ def current_plan(instances_dir: Path, instance: str, files: Files) -> dict[str, 
     return history.generations[history.current].plan if history.current is not None else None
 
 
-def argv_changes(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, list[str]]:
-    """Words of the command line that come or go; a flag is kept together with its value."""
+def failed_try(history: History, fingerprint: str | None, text: str, restores: int | None) -> Generation | None:
+    """The generation by which this launch is known to fail: its newest try, also the newest by the same unit.
 
-    def flags(plan: dict[str, Any]) -> list[str]:
-        grouped: list[str] = []
-        for word in plan.get("argv") or []:
-            if grouped and not word.startswith("--") and grouped[-1].startswith("--") and " " not in grouped[-1]:
-                grouped[-1] += f" {word}"
-            else:
-                grouped.append(str(word))
-        return grouped
-
-    old, new = flags(before or {}), flags(after)
-    return {"added": [word for word in new if word not in old], "removed": [word for word in old if word not in new]}
+    For a rollback to generation *restores* only earlier rollbacks to it count, and that generation itself.
+    """
+    tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
+    if restores is not None:
+        tried = [item for item in tried if restores in (item.restores, item.number)]
+    newest = max(tried, key=lambda item: item.number, default=None)
+    alike = max((item for item in tried if item.unit == text), key=lambda item: item.number, default=None)
+    return next((item for item in (newest, alike) if item is not None and item.failed), None)
 
 
 def overrides_of(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,38 +27,31 @@ from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
-    NAME,
     STOP_S,
     Backend,
     UnitState,
     check_name,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.changes import argv_changes
 from ansible_collections.socle.inference.plugins.module_utils._engine.claim import instance_lock
 from ansible_collections.socle.inference.plugins.module_utils._engine.drain import Drain
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import (
     SCHEMA,
     Generation,
-    History,
-    argv_changes,
-    overrides_of,
+    failed_try,
     read_history,
     way_back,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.gpu_room import GpuRoom
-from ansible_collections.socle.inference.plugins.module_utils._engine.guard import gpu_obstacle
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
     accepts_connections,
     explaining,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.obstacles import Obstacles
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import NAME as API_KEY
-from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import (
-    INSTANCE_LABEL,
-    MANAGED,
     STOP_MARGIN_S,
-    image_id,
-    probe_address,
     stop_timeout_s,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.warm import start_warming
@@ -95,12 +88,19 @@ class Launcher:
         self._dir = instances_dir
         self._files = files
         self._now = now
-        self._listens = listens
         self._others = others
-        self._facts = facts
-        self._reload_victims = reload_victims
         self._drain = drain
         self._room = room
+        self._obstacles = Obstacles(
+            backend,
+            instances_dir,
+            files,
+            listens=listens,
+            others=others,
+            facts=facts,
+            reload_victims=reload_victims,
+            room=room,
+        )
 
     @contextlib.contextmanager
     def _lock(self, instance: str) -> Iterator[None]:
@@ -202,7 +202,7 @@ class Launcher:
         target = way.target
         # What runs needs nothing more.
         serving = target.number == history.current and self._backend.state(instance).running
-        missing = None if serving else self._missing(target)
+        missing = None if serving else self._obstacles.missing(target)
         if missing is not None:
             raise missing
         self._backend.validate(instance, target.unit)
@@ -215,40 +215,6 @@ class Launcher:
             plan=target.plan,
         )
         return result
-
-    def _missing(self, target: Generation) -> EngineError | None:
-        """What a generation was made of and the host has no more."""
-        plan = target.plan
-        instance = str(plan.get("instance"))
-        attempt = f"Cannot bring back generation {target.number} of {instance}"
-        reference = str(plan.get("image"))
-        if self._backend.image(image_id(plan) or reference) is None:
-            return EngineError(
-                f"{attempt}: its image {reference} ({str(plan.get('image_digest'))[:19]}...) is not on this host any"
-                f" more; pull it with '{self._backend.name} pull {reference}' if that tag still means the same, or"
-                " choose another generation with '-e socle_generation=N'.",
-                image=reference,
-            )
-        for mount in plan.get("mounts") or []:
-            if mount["kind"] == "cache" or Path(str(mount["source"])).exists():
-                continue
-            model = plan.get("model") or {}
-            what = f"model {model.get('repo')}@{model.get('revision')}" if mount["kind"] == "model" else mount["kind"]
-            return EngineError(
-                f"{attempt}: its {str(what).replace('_', ' ')} is not on this host any more, expected"
-                f" {mount['source']}; bring it back by deploying the settings of that time, or choose another"
-                " generation with '-e socle_generation=N'.",
-                path=str(mount["source"]),
-            )
-        for secret in plan.get("secrets") or []:
-            if self._backend.secret_mark(instance, str(secret["name"])) is None:
-                return EngineError(
-                    f"{attempt}: it needs the secret {secret['name']}, which {self._backend.label} does not have any"
-                    f" more; set {secret['name']} of {instance} in vllm_instances again, or choose another generation"
-                    " with '-e socle_generation=N'.",
-                    secret=str(secret["name"]),
-                )
-        return None
 
     def _start(
         self,
@@ -265,8 +231,8 @@ class Launcher:
         fingerprint = plan.get("launch_fingerprint")
         before = history.generations.get(history.current) if history.current else None
 
-        failed_try = _failed_try(history, fingerprint, text, restores)
-        failed_before = failed_try.describe_failure() if failed_try else None
+        tried = failed_try(history, fingerprint, text, restores)
+        failed_before = tried.describe_failure() if tried else None
 
         unit_file = backend.unit_file(instance)
         installed = files.read(unit_file)
@@ -313,12 +279,12 @@ class Launcher:
                 )
             warnings.append(f"{instance} runs by a launch that is marked as failed, {why}: left as it is.")
         if needed:
-            obstacle = self._obstacle(instance, plan, before, unit)
+            obstacle = self._obstacles.of_start(instance, plan, before, unit)
             if obstacle and not check:
                 raise obstacle
             if obstacle:  # an earlier step of the real run may remove it
                 warnings.append(obstacle.message)
-            warnings += self._reload_warnings(instance)
+            warnings += self._obstacles.reload_warnings(instance)
         restarts = "restarted" if unit.running or unit.active == "deactivating" else "started"
         acted = needed or (done_before and (retry or not failed_before))
         unproven = reuse is None or reuse.number != history.accepted
@@ -417,91 +383,6 @@ class Launcher:
         # Last, since the file is what tells an interrupted run that this is not done.
         self._files.remove(other.unit_file(instance))
 
-    def _foreign_unit(self, instance: str) -> EngineError | None:
-        """A unit file of the instance's service that somebody else wrote."""
-        for backend in (self._backend, *self._others):
-            path = backend.unit_file(instance)
-            text = self._files.read(path)
-            if text is not None and not text.startswith(MANAGED):
-                return EngineError(
-                    f"Will not touch {backend.service(instance)}: its unit {path} does not begin with '{MANAGED}', so"
-                    " that somebody else wrote it; stop that service and move the file away, or give the instance"
-                    " another name.",
-                    unit=str(path),
-                )
-        return None
-
-    def _foreign_container(self, instance: str) -> EngineError | None:
-        """A container with the instance's name that is somebody else's: every start of the unit would remove it."""
-        labels = self._backend.container_labels(instance)
-        if labels is None or labels.get(INSTANCE_LABEL) == instance:
-            return None
-        name = f"vllm-{instance}"
-        return EngineError(
-            f"Cannot start {instance}: {self._backend.label} has a container {name} without the label"
-            f" {INSTANCE_LABEL}={instance}, so that it is somebody else's; remove it ('{self._backend.name} rm -f"
-            f" {name}') or rename it, or give the instance another name.",
-            container=name,
-        )
-
-    def _obstacle(
-        self, instance: str, plan: dict[str, Any], before: Generation | None, unit: UnitState
-    ) -> EngineError | None:
-        """What this start would take away from others, or others hold that it needs: port, GPUs."""
-        foreign = self._foreign_unit(instance) or self._foreign_container(instance)
-        if foreign:
-            return foreign
-        port = int(plan["port"])
-        gpus = {str(gpu) for gpu in plan.get("gpus") or []}
-        for other, rival in self._running_plans(instance).items():
-            common = sorted(gpus & {str(gpu) for gpu in rival.get("gpus") or []})
-            held = [f"port {port}"] if rival.get("port") == port else []
-            held += [f"GPU {', '.join(common)}"] if common else []
-            if held:
-                return EngineError(
-                    f"Cannot start {instance}: the instance {other} runs on this host and holds {' and '.join(held)};"
-                    f" stop it first with 'systemctl stop vllm-{other}', or remove it.",
-                    held_by=other,
-                    port=port if rival.get("port") == port else None,
-                    gpus=common,
-                )
-        unfit = self._unfit(plan)
-        if unfit is None and self._room is not None:
-            unfit = self._room.obstacle(plan, self._backend.service(instance))
-        if unfit:
-            return unfit
-        # What listens there is our own engine, unless that one does not run, or runs on another port.
-        ours = unit.running or unit.active == "deactivating"
-        if ours and (before is None or before.plan.get("port") == port):
-            return None
-        address = probe_address(plan.get("argv") or [])
-        if not self._listens(address, port):
-            return None
-        return EngineError(
-            f"Cannot start {instance}: another process listens on port {port} of {address} already; find it with"
-            " 'ss -ltnp' on the host and stop it, or give the instance another port.",
-            port=port,
-        )
-
-    def _unfit(self, plan: dict[str, Any]) -> EngineError | None:
-        """Why the host cannot give the plan its GPUs."""
-        return gpu_obstacle(plan, self._facts, self._backend.cdi_dirs()) if plan.get("gpus") else None
-
-    def _running_plans(self, instance: str) -> dict[str, dict[str, Any]]:
-        """Current plan of each other instance of this host whose unit runs."""
-        plans = {}
-        try:
-            entries = sorted(self._dir.iterdir(), key=lambda path: path.name)
-        except FileNotFoundError:
-            entries = []
-        for entry in entries:
-            if entry.name != instance and NAME.fullmatch(entry.name) and entry.is_dir():
-                history = read_history(entry, self._files)
-                if history.current is not None:
-                    plans[entry.name] = history.generations[history.current].plan
-        states = self._backend.states(plans)
-        return {name: plan for name, plan in plans.items() if states[name].running}
-
     def _guess(
         self,
         plan: dict[str, Any],
@@ -515,7 +396,7 @@ class Launcher:
         changed = not before or any(before.plan.get(key) != plan.get(key) for key in known) or not unit.running
         changed = changed or (installed is None and before is not None)
         action = ("would_restart" if unit.running else "would_start") if changed else "none"
-        obstacle = self._obstacle(str(plan["instance"]), plan, before, unit) if changed else None
+        obstacle = self._obstacles.of_start(str(plan["instance"]), plan, before, unit) if changed else None
         return {
             "changed": changed,
             "action": action,
@@ -529,20 +410,9 @@ class Launcher:
             "unit_after": text if changed else installed or "",
             "warnings": [
                 *([obstacle.message] if obstacle else []),
-                *(self._reload_warnings(str(plan["instance"])) if changed else []),
+                *(self._obstacles.reload_warnings(str(plan["instance"])) if changed else []),
             ],
         }
-
-    def _reload_warnings(self, instance: str) -> list[str]:
-        """Asked before the reload, after which the containers run on, without their GPUs."""
-        victims = self._reload_victims()
-        if not victims:
-            return []
-        return [
-            f"To start {instance}, systemd reads its units anew, which takes the GPUs from Docker containers of"
-            f" NVIDIA's legacy hook ('Failed to initialize NVML: Unknown Error'): {', '.join(victims)}; restart them"
-            " after this run, and start them with --device nvidia.com/gpu=... in future, which no reload touches."
-        ]
 
     def stop(self, instance: str, check: bool = False) -> dict[str, Any]:
         """Stop the instance; its unit stays and starts again at the next boot or launch."""
@@ -550,7 +420,7 @@ class Launcher:
         history = read_history(self._dir / instance, self._files)
         # "failed" counts as stopped; "auto-restart" is among the running ones.
         running = self._backend.state(instance).running
-        foreign = self._foreign_unit(instance) if running else None
+        foreign = self._obstacles.foreign_unit(instance) if running else None
         if foreign:
             raise foreign
         current = history.generations.get(history.current) if history.current else None
@@ -611,90 +481,9 @@ class Launcher:
         return result
 
 
-def _failed_try(history: History, fingerprint: str | None, text: str, restores: int | None) -> Generation | None:
-    """The generation by which this launch is known to fail: its newest try, also the newest by the same unit.
-
-    For a rollback to generation *restores* only earlier rollbacks to it count, and that generation itself.
-    """
-    tried = [item for item in history.generations.values() if fingerprint and item.fingerprint == fingerprint]
-    if restores is not None:
-        tried = [item for item in tried if restores in (item.restores, item.number)]
-    newest = max(tried, key=lambda item: item.number, default=None)
-    alike = max((item for item in tried if item.unit == text), key=lambda item: item.number, default=None)
-    return next((item for item in (newest, alike) if item is not None and item.failed), None)
-
-
 def _printable(plan: dict[str, Any]) -> dict[str, Any]:
     """An unsealed plan with a stand-in for each mount whose source is not known yet."""
     if plan.get("sealed"):
         return plan
     mounts = [{**mount, "source": mount.get("source") or "/known-once-sealed"} for mount in plan.get("mounts") or []]
     return {**plan, "mounts": mounts}
-
-
-def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple[dict[str, Any], list[str]]:
-    """All instances of the host, with warnings about what is there and cannot be read."""
-    warnings: list[str] = []
-    histories: dict[str, History] = {}
-    try:
-        entries = sorted(instances_dir.iterdir(), key=lambda path: path.name)
-    except FileNotFoundError:
-        entries = []
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if not entry.is_dir() or not NAME.fullmatch(entry.name):
-            warnings.append(f"{entry} is not the folder of an instance: ignored.")
-            continue
-        history = read_history(entry, files)
-        warnings.extend(history.warnings)
-        if history.current is None:
-            if [path.name for path in entry.iterdir()] == [".lock"]:
-                continue  # a first launch that was refused
-            warnings.append(f"{entry} has no current generation (a launch that did not get far, or foreign): ignored.")
-            continue
-        histories[entry.name] = history
-    states = backend.states(histories)
-    result = {}
-    for name, history in histories.items():
-        current = history.generations[history.current or 0]
-        state = states[name]
-        result[name] = {
-            "generation": current.number,
-            "status": history.status(current.number),
-            "failed_reason": current.state.get("reason") if current.failed else None,
-            "accepted_generation": history.accepted,
-            "generations": sorted(history.generations),
-            "launch_fingerprint": current.fingerprint,
-            "environment_fingerprint": current.plan.get("environment_fingerprint"),
-            "engine": engine_of(current.plan),
-            "restores": current.restores,
-            "overrides": overrides_of(current.plan),
-            "plan": current.plan,
-            "unit_active": state.active,
-            "unit_sub": state.sub,
-            "restarts": state.restarts,
-            "since": current.state.get("started_at"),
-            "active_since_monotonic_us": state.active_us if state.active == "active" else None,
-        }
-    return result, warnings
-
-
-def unit_diff(result: dict[str, Any], before: str, after: str) -> list[dict[str, str]]:
-    """For a module's diff: the unit's text, and the command line flag by flag."""
-    unit = str(result["unit"])
-    diff = [{"before_header": unit, "after_header": unit, "before": before, "after": after}] if before != after else []
-    changes = result.get("argv_changes") or {}
-    if changes.get("added") or changes.get("removed"):
-        flags = {key: "".join(f"{word}\n" for word in changes.get(key) or []) for key in ("removed", "added")}
-        diff.append(
-            {
-                "before_header": "engine arguments",
-                "after_header": "engine arguments",
-                "before": flags["removed"],
-                "after": flags["added"],
-            }
-        )
-    if result.get("action") != "none":
-        diff.append({"prepared": f"{result['action']}, generation {result.get('generation') or '(once sealed)'}\n"})
-    return diff

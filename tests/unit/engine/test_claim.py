@@ -78,7 +78,7 @@ def test_the_module_claims_what_it_waits_for(
         def update(self, *_args: Any, **_more: Any) -> None:
             if host.active != "inactive":
                 launcher.start(plan, restart=True)
-                host.active = "inactive"
+                host.active, host.job = "inactive", 0
 
     host.active, host.job = "activating", 1
     with pytest.raises(EngineError, match="another run has launched chat meanwhile"):

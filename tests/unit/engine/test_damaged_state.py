@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher, list_instances
+from ansible_collections.socle.inference.plugins.module_utils._engine.instances import list_instances
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 

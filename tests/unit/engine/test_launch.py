@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.socle.inference.plugins.module_utils._engine import host_launcher
+from ansible_collections.socle.inference.plugins.module_utils._engine.changes import unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-from ansible_collections.socle.inference.plugins.module_utils._engine.launch import (
-    Launcher,
-    list_instances,
-    unit_diff,
-)
+from ansible_collections.socle.inference.plugins.module_utils._engine.instances import list_instances
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.modules import vllm_launch
@@ -79,7 +77,7 @@ def test_the_module_looks_for_such_containers_on_hosts_with_gpus(
 
     class Asking(Launcher):
         def start(self, *_given: Any, **_options: Any) -> dict[str, Any]:
-            return {"changed": True, "warnings": list(self._reload_victims())}
+            return {"changed": True, "warnings": list(self._obstacles._reload_victims())}
 
     monkeypatch.setattr(host_launcher, "Launcher", Asking)
     monkeypatch.setattr(vllm_launch.AnsibleModule, "warn", lambda _self, text: told.append(text))
