@@ -469,6 +469,8 @@ class Launcher:
             changed = not item.failed or item.state.get("reason") != reason or history.accepted == number
         if changed and not check:
             with explaining(f"mark {instance} as {verdict}", self._dir), self._lock(instance):
+                # Another run may have noted a start of it since.
+                item = read_history(folder, self._files).generations.get(number, item)
                 if verdict == "accepted":
                     self._note(instance, item, verdict=None, reason=None, verdict_at=None, accepted_at=self._now())
                     self._files.point(folder / "accepted", f"generations/{number}")

@@ -116,3 +116,20 @@ def test_what_is_in_the_lock_s_place_is_told_as_that_and_never_written_through(
     with pytest.raises(EngineError, match=r"Cannot launch chat: .*\.lock"):
         launcher.start(plan)
     assert precious.read_text() == "kept"
+
+
+def test_a_mark_keeps_what_another_run_noted_meanwhile(
+    launcher: Launcher, plan: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher.start(plan)
+    path = tmp_path / "instances/chat/generations/1/state.json"
+    lock = launcher._lock
+
+    def held(instance: str) -> Any:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "applied": "starting"}))
+        return lock(instance)
+
+    monkeypatch.setattr(launcher, "_lock", held)
+    launcher.mark("chat", "failed", "it ended.")
+    state = json.loads(path.read_text())
+    assert (state["applied"], state["verdict"]) == ("starting", "failed")
