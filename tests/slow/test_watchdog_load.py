@@ -102,7 +102,7 @@ def under_load(seconds: float) -> Iterator[None]:
     finally:
         # The terminal goes with the connection, and the program with the terminal.
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def incident() -> dict[str, Any]:

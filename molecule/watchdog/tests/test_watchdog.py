@@ -6,37 +6,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 
 import pytest
 from testinfra.host import Host
 
+from tests.support.engine_load import CLIENTS, LOAD
+
 WATCHDOG = "socle-watchdog@watched.service"
 LOAD_S = float(os.environ.get("SOCLE_WATCHDOG_LOAD_S", "120"))
-"""Of saturation. 600 is what the watchdog promises; the shorter time keeps the scenario short."""
+"""Of saturation; ten minutes of it are in tests/slow/test_watchdog_load.py."""
 
 FOUND_S = 120.0
 READY_S = 240.0
-
-LOAD = """
-import json, sys, threading, time, urllib.request
-key, seconds = sys.stdin.readline().strip(), float(sys.argv[1])
-until, answered = time.monotonic() + seconds, []
-def ask(number):
-    while time.monotonic() < until:
-        body = {"model": sys.argv[2], "prompt": f"{number} tell me more " * 300, "max_tokens": 200, "ignore_eos": True}
-        request = urllib.request.Request("http://127.0.0.1:8003/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json", "Authorization": "Bearer " + key})
-        try:
-            urllib.request.urlopen(request, timeout=600).read()
-            answered.append(number)
-        except OSError:
-            pass
-threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(32)]
-[thread.start() for thread in threads]
-time.sleep(seconds)
-print(len(answered))
-"""
 
 
 def invocation(host: Host) -> str:
@@ -69,8 +52,9 @@ def test_the_watchdog_runs_with_few_rights(host: Host) -> None:
 
 def test_saturation_restarts_nothing(host: Host, api_key: str, model: str) -> None:
     before = invocation(host)
-    command = f"printf '%s\\n' '{api_key}' | python3 -c '{LOAD}' {LOAD_S:.0f} '{model}'"
-    assert int(host.check_output(command)) > 0
+    program = f"python3 -c {shlex.quote(LOAD)} http://127.0.0.1:8003 '{model}' {LOAD_S:.0f} {CLIENTS}"
+    load = json.loads(host.check_output(f"printf '%s\\n' '{api_key}' | {program}"))
+    assert load["answered"] > 0 and not load["failed"] and min(load["waiting"]) > 0
     assert invocation(host) == before
     log = host.check_output(f"journalctl -u {WATCHDOG} -o cat --no-pager")
     assert "watched stuck:" not in log and "watched restart:" not in log
