@@ -34,7 +34,7 @@ def figure(name):
 for client in range(clients):
     threading.Thread(target=ask, args=(client,), daemon=True).start()
 waiting = []
-time.sleep(min(10, seconds / 4))
+time.sleep(min(30, seconds / 4))
 while time.monotonic() < until:
     waiting.append(figure("num_requests_waiting"))
     time.sleep(max(0, min(10, until - time.monotonic())))
