@@ -26,7 +26,8 @@ def install(state_dir: Path, name: str) -> None:
     """An instance as a launch leaves it on the host."""
     generation = state_dir / "instances" / name / "generations" / "1"
     generation.mkdir(parents=True)
-    plan = {"launch_fingerprint": FP1, "host_class": "cpu", "vllm_version": "0.11.0", "model": {"name": "qwen3-0.6b"}}
+    plan = {"instance": name, "argv": ["serve"], "port": 8000, "launch_fingerprint": FP1, "host_class": "cpu"}
+    plan |= {"vllm_version": "0.11.0", "model": {"name": "qwen3-0.6b"}}
     (generation / "plan.json").write_text(json.dumps(plan))
     (generation / "state.json").write_text(json.dumps({"schema": "socle.generation/1", "applied": "started"}))
     (generation / f"vllm-{name}.container").write_text("[Container]\n")
