@@ -70,7 +70,7 @@ class LabSite:
     def ask(self, requests: list[tuple[str, Any]]) -> list[tuple[int, Any]]:
         """(status, answer) of requests (path, body) to the engine; an answer that is no success is a text."""
         url = f"http://127.0.0.1:{self.port}"
-        return [(status, answer) for status, answer in json.loads(python_on_host(ASK, url, given=json.dumps(requests)))]
+        return [(each[0], each[1]) for each in json.loads(python_on_host(ASK, url, given=json.dumps(requests)))]
 
     def remove(self, *models: str) -> None:
         """Take away the instance and *models* (repositories), which nobody else has."""
