@@ -28,6 +28,8 @@ INSTANCE_LABEL = "io.socle.instance"
 """The label of every container of ours, with the instance's name."""
 
 STOP_S = 300.0
+END_S = 10.0
+"""What an engine whose start failed has to end by itself; one without its core never does."""
 """How long a stop may take: longer than the limit in the unit, after which systemd kills."""
 
 PROPERTIES = (
@@ -311,6 +313,18 @@ class Backend(ABC):
         if self.state(instance).result != "success":
             with contextlib.suppress(EngineError):
                 self._remove_container(instance)
+
+    def end(self, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Stop a unit that serves nobody: what does not end within END_S is killed."""
+        killing_at = clock() + END_S
+
+        def hasten() -> None:
+            nonlocal killing_at
+            if clock() >= killing_at:
+                killing_at += END_S
+                self._systemctl("kill", "--signal=SIGKILL", self.service(instance))
+
+        self.stop(instance, on_wait=hasten)
 
     def _remove_container(self, instance: str) -> None:
         if (self.container_labels(instance) or {}).get(INSTANCE_LABEL) == instance:

@@ -175,7 +175,7 @@ class Launcher:
         history = read_history(folder, self._files)
         current = history.generations.get(history.current) if history.current else None
         if current is not None and current.failed and self._backend.state(instance).running:
-            self._backend.stop(instance)
+            self._backend.end(instance)
 
     def _roll_back(
         self, instance: str, folder: Path, number: int | None, automatic: bool, retry: bool, check: bool

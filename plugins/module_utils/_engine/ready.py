@@ -463,7 +463,7 @@ class Waiter:
                     stopped=False,
                 )
             try:
-                self._backend.stop(self._instance)
+                self._backend.end(self._instance)
             except EngineError:
                 return False
             return True

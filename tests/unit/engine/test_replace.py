@@ -341,3 +341,30 @@ def test_the_container_of_a_killed_engine_does_not_stay(
     host.containers["vllm-chat"] = {"io.socle.instance": instance}
     request.getfixturevalue(tool).stop("chat")
     assert ("vllm-chat" in host.containers) is stays
+
+
+@pytest.mark.parametrize(("ends_after_s", "kills"), [(3, 0), (25, 1)])
+def test_an_engine_whose_start_failed_is_not_waited_for_long(
+    backend: QuadletBackend, host: Host, monkeypatch: pytest.MonkeyPatch, ends_after_s: int, kills: int
+) -> None:
+    now = 0
+    killed: list[int] = []
+    answer = host._answer
+
+    def stop(words: list[str], text: str | None, on_line: Any) -> tuple[int, str, str]:
+        nonlocal now
+        if words[:2] == ["systemctl", "stop"]:
+            while now < ends_after_s and not killed:
+                now += 1
+                on_line("")
+        if words[:2] == ["systemctl", "kill"]:
+            assert words[2:] == ["--signal=SIGKILL", "vllm-chat.service"]
+            killed.append(now)
+            return 0, "", ""
+        return answer(words, text, on_line)
+
+    monkeypatch.setattr(host, "_answer", stop)
+    host.active = "activating"
+    backend.end("chat", clock=lambda: now)
+    assert host.active == "inactive"
+    assert killed == [10] * kills, "it has a moment to end by itself"
