@@ -17,7 +17,6 @@ from ansible_collections.socle.inference.plugins.plugin_utils.progress_action im
 
 INSPECTIONS = "__model_store_inspections"
 ENDS = "__model_store_ends"
-SHOWN_FILES = 3
 REASONS = {
     "write": "the store cannot be written",
     "devices": "several file systems",
@@ -99,8 +98,8 @@ def _sizes(plan: Mapping[str, Any], adopting: bool) -> list[str]:
 
 def _missing(plan: Mapping[str, Any]) -> str:
     count = plan["missing_files"]
-    names = ", ".join(plan["missing"][:SHOWN_FILES]) + (", ..." if count > SHOWN_FILES else "")
-    return f"{count}: {names}" if count else "-"
+    # One name: names of shards are long, and the table is to fit a terminal.
+    return f"{count}: {plan['missing'][0]}{', ...' if count > 1 else ''}" if count else "-"
 
 
 def _verdict(seen: Mapping[str, Any], together: bool = False, writer: str | None = None) -> str:

@@ -325,8 +325,8 @@ def test_the_table_has_a_row_for_each_host_and_model_and_the_sentence_of_each_fa
     assert rows == [
         "g1 a/A@master 0 B 0 B 0 B 10.0 GiB nothing -",
         "g1 b/B@ffffffffffff 0 B 0 B 0 B 10.0 GiB nothing -",
-        "gpu2 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB refused: no space 4: config.json, b, c, ...",
-        "g3 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB fetch 4: config.json, b, c, ...",
+        "gpu2 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB refused: no space 4: config.json, ...",
+        "g3 a/A@master 0 B 0 B 1.0 GiB 10.0 GiB fetch 4: config.json, ...",
     ]
     assert found["faults"] == ["gpu2: a/A@master: no room"]
 
