@@ -464,7 +464,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"no kernel image is available for execution on the device"
         r"|is not compatible with the current PyTorch installation",
         "the image holds no kernels for this GPU",
-        "Use an image that is built for the GPU's compute capability (vllm_image of the host class).",
+        "Use an image that is built for the GPU's compute capability (image of the profile or of the instance).",
         _CUDA,
     ),
     _signature(
@@ -652,7 +652,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "image_entrypoint",
         r"exec:? \"?([^\":]+)\"?: (?:executable file not found|not found)|executable file `([^`]+)` not found",
         "the image has no program {1}{2}",
-        "Correct vllm_image: it must be one that starts 'vllm serve'.",
+        "Correct image of the instance or of its profile: it must be one that starts 'vllm serve'.",
         _PODMAN,
     ),
     _signature(
