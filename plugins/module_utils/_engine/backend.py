@@ -28,9 +28,10 @@ INSTANCE_LABEL = "io.socle.instance"
 """The label of every container of ours, with the instance's name."""
 
 STOP_S = 300.0
+"""How long a stop may take: longer than the limit in the unit, after which systemd kills."""
+
 END_S = 10.0
 """What an engine whose start failed has to end by itself; one without its core never does."""
-"""How long a stop may take: longer than the limit in the unit, after which systemd kills."""
 
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"
