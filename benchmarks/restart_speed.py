@@ -7,22 +7,16 @@ with it. Each repeat starts it with empty compile caches and with those of the s
 of the page cache and in it. Then the weights are read here: from the disk, and after what a launch does while the
 engine of another model ends (it asks the kernel to read them). Weights leave the page cache file by file
 (POSIX_FADV_DONTNEED), so that other work on the machine keeps its own; a disk with a cache of its own is not cold.
-
-On a processor torch compiles C++, which needs the headers of the image's Python 3.11. The lab's image has none, and is
-lent those of the Python that runs this.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
+import signal
 import statistics
-import subprocess
 import sys
-import sysconfig
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -39,15 +33,16 @@ NAME, PORT = "speed", 8005
 SETTINGS = {
     # The lab's profile switches compilation off.
     "flags": {"enforce-eager": None},
-    "env": {"CPLUS_INCLUDE_PATH": "/root/.cache/vllm/headers"},
 }
-CACHES = "/var/lib/socle/cache"
-PYTHON = "3.11"
-"""Of the lab's engine image."""
 
 STARTS = ("empty caches, weights from the disk", "kept caches, weights from the disk", "kept caches, weights in memory")
 PIECE_BYTES = 8 * 1024**2
 ROOM_BYTES = 64 * 1024**3
+
+
+def end(number: int, _frame: object) -> None:
+    """Leave by way of what cleans up, also when it is asked to end from outside."""
+    sys.exit(128 + number)
 
 
 def forget(caches: bool, pages: bool) -> None:
@@ -59,19 +54,6 @@ def forget(caches: bool, pages: bool) -> None:
     if pages:
         evict = "-exec dd if={} iflag=nocache count=0 status=none ';'"
         lab.on_host(f"find /var/lib/socle/models -type f -name '*.safetensors' {evict}")
-
-
-def lend_headers() -> None:
-    """Put Python's headers beside the compile caches of the lab host, where every engine sees them."""
-    headers = Path(sysconfig.get_path("include"))
-    if sysconfig.get_python_version() != PYTHON or not (headers / "Python.h").is_file():
-        sys.exit(f"This benchmark needs to run with a Python {PYTHON} that has its headers; {headers} lacks them.")
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as packed:
-        packed.add(headers, "headers")
-    unpack = f"for folder in {CACHES}/*/; do tar -xz -C $folder -f /tmp/headers.tgz; done; rm /tmp/headers.tgz"
-    subprocess.run([*lab.ssh_command(), "cat > /tmp/headers.tgz"], input=archive.getvalue(), check=True)
-    lab.on_host(unpack)
 
 
 def start(playbook: str, inventory: Path) -> dict[str, Any]:
@@ -137,10 +119,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, end)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in STARTS}
     with tempfile.TemporaryDirectory() as folder:
         inventory = lab_instance.inventory_of(Path(folder) / "inventory", NAME, PORT, **SETTINGS)
-        lend_headers()
         try:
             for repeat in range(asked.repeats):
                 for name, caches, pages in zip(STARTS, (True, False, False), (True, True, False), strict=True):
@@ -149,7 +131,6 @@ def main() -> None:
                     rows[name].append(figures(start(playbook, inventory)))
         finally:
             lab_instance.remove(NAME)
-            lab.on_host(f"rm -rf {CACHES}/*/headers")
     show(rows)
 
     files = [

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import testinfra
 import testinfra.host
+import yaml
 
 from tests.support import lab
 
@@ -21,3 +23,9 @@ def lab_host(port: int = lab.SSH_PORT) -> testinfra.host.Host:
         ssh_extra_args=f"-o UserKnownHostsFile={folder}/known_hosts",
         controlpath=f"{os.environ['MOLECULE_EPHEMERAL_DIRECTORY']}/%%C",
     )
+
+
+def api_key_of(scenario: Path, instance: str) -> str:
+    """The API key that the first play of a scenario's converge.yml gives *instance*."""
+    plays = yaml.safe_load((scenario / "converge.yml").read_text(encoding="utf-8"))
+    return str(plays[0]["vars"]["vllm_instances"][instance]["api_key"])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import testinfra.host
-import yaml
 
-from tests.support.lab_testinfra import lab_host
+from tests.support.lab_testinfra import api_key_of, lab_host
 
 SCENARIO = Path(__file__).resolve().parents[1]
 
@@ -23,8 +22,7 @@ def host() -> testinfra.host.Host:
 
 @pytest.fixture(scope="session")
 def api_key() -> str:
-    plays = yaml.safe_load((SCENARIO / "converge.yml").read_text())
-    return str(plays[0]["vars"]["vllm_instances"]["keyed"]["api_key"])
+    return api_key_of(SCENARIO, "keyed")
 
 
 @pytest.fixture(scope="session")

@@ -45,11 +45,23 @@ def test_a_generation_that_does_not_exist_is_answered_with_those_that_do(said: d
     )
 
 
-def test_three_generations_are_all_that_there_is(generations: dict[int, dict[str, Any]], host: Host) -> None:
-    assert sorted(generations) == [1, 2, 3]
-    assert generations[2]["verdict"] == "failed" and generations[3]["restores"] == 1
+def test_what_serves_and_is_not_right_gives_way_too(said: dict[str, str]) -> None:
+    assert "back is not accepted. Suite smoke failed: metrics" in said["unaccepted"]
+    assert "back runs generation 5, which is generation 1 anew, and is accepted by suite smoke." in said["unaccepted"]
+
+
+def test_five_generations_are_all_that_there_is(generations: dict[int, dict[str, Any]], host: Host) -> None:
+    assert sorted(generations) == [1, 2, 3, 4, 5]
+    assert {number: one["verdict"] for number, one in generations.items()} == {
+        1: "accepted",
+        2: "failed",
+        3: "accepted",
+        4: "failed",
+        5: "accepted",
+    }
+    assert [generations[number]["restores"] for number in (3, 5)] == [1, 1]
     for link in ("current", "accepted"):
-        assert host.check_output(f"readlink {FOLDER}/{link}") == "generations/3"
+        assert host.check_output(f"readlink {FOLDER}/{link}") == "generations/5"
     same = host.run(f"cmp {FOLDER}/generations/1/vllm-back.container /etc/containers/systemd/vllm-back.container")
     assert same.rc == 0
 
@@ -73,9 +85,13 @@ def test_the_unit_gives_the_engine_time_to_drain(host: Host) -> None:
 
 def test_the_failure_and_the_way_back_are_on_record() -> None:
     found = [(item["verdict"], item["generation"], item["results"]["restores"]) for item in records("deploy")]
-    assert found == [("passed", 1, None), ("failed", 2, None), ("passed", 3, 1)]
+    ways = [("passed", 1, None), ("failed", 2, None), ("passed", 3, 1), ("passed", 4, None), ("passed", 5, 1)]
+    assert found == ways
     assert records("deploy")[1]["results"]["diagnosis"]["id"] == "SOC-D10"
-    assert {item["verdict"] for item in records("acceptance") if item["generation"] == 3} == {"passed"}
+    accepted = {number: set() for number in (3, 4, 5)}
+    for item in records("acceptance"):
+        accepted.setdefault(item["generation"], set()).add(item["verdict"])
+    assert [accepted[number] for number in (3, 4, 5)] == [{"passed"}, {"failed"}, {"passed"}]
 
 
 def test_the_key_is_in_no_record_and_no_output(said: dict[str, str], log: str) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import testinfra.host
-import yaml
 
-from tests.support.lab_testinfra import lab_host
+from tests.support.lab_testinfra import api_key_of, lab_host
 
 SCENARIO = Path(__file__).resolve().parents[1]
 
@@ -22,5 +21,4 @@ def host() -> testinfra.host.Host:
 
 @pytest.fixture(scope="session")
 def api_key() -> str:
-    plays = yaml.safe_load((SCENARIO / "converge.yml").read_text())
-    return str(plays[0]["vars"]["vllm_instances"]["watched"]["api_key"])
+    return api_key_of(SCENARIO, "watched")

@@ -21,7 +21,10 @@ HOST_PACKAGES = (
 
 ENGINE_SUITE = "bookworm"
 """Debian 12 for its Python 3.11, the version that the locked wheels are for."""
-ENGINE_PACKAGES = "ca-certificates,python3,python3-venv,libnuma1,libgomp1,libtcmalloc-minimal4,gcc,g++,curl"
+ENGINE_PACKAGES = (
+    "ca-certificates,python3,python3-venv,libpython3.11-dev,libnuma1,libgomp1,libtcmalloc-minimal4,gcc,g++,curl"
+)
+"""A compiler and Python's headers, because torch compiles C++ where compilation is on."""
 ENGINE_PYTHON = "3.11"
 GLIBC_MINOR = 36
 """Of Debian 12: wheels for any older glibc run there."""
