@@ -17,8 +17,9 @@ description:
   - The unit is checked with the host's own Quadlet generator, or for Docker with C(systemd-analyze verify), before it
     is installed.
   - An instance that moves to another container engine is stopped, and the unit that it had there is taken away.
-  - Refuses a start, before anything is written, where another running instance of the host holds the same port or GPU,
-    another process listens on the port, or a unit or container of that name was made by somebody else; also where the
+  - Launches of one host come one after the other. A second one waits up to 600 s, and shows for whom.
+  - Refuses a start, before anything is written, where another instance of the host runs, starts or ends and holds the
+    same port or GPU, another process listens on the port, or a unit or container of that name was made by somebody else; also where the
     host cannot give the instance its GPUs, since the versions of driver and libraries differ or no CDI specification
     lists them. In check mode that is a warning.
   - Where a start has systemd read its units anew while Docker containers of NVIDIA's legacy hook run, which lose their

@@ -87,13 +87,19 @@ class UnitState:
 
     @property
     def running(self) -> bool:
-        """Up, coming up, or waiting for systemd to start it again."""
-        return self.active in RUNNING
+        """Up, coming up, or waiting for systemd to start it, again or at all."""
+        return self.active in RUNNING or self.coming_up
 
     @property
     def coming_up(self) -> bool:
         """On its way up; with Podman's health check that lasts until the engine answers."""
+        # A start that systemd was asked for and has not begun leaves the unit inactive, with a job.
         return self.active == "activating" or (self.job_pending and self.active != "deactivating")
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has what its plan gives it, port and GPUs, or is about to: also while it ends."""
+        return self.running or self.active == "deactivating"
 
     @property
     def alive(self) -> bool:

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a launch is still the newest of its instance, and the lock of all launches. Private to socle.inference.
+"""Whether a launch is still the newest of its instance, and the lock of its launches. Private to socle.inference.
 
 The module that waits for a start goes on by itself on its host when its run is killed. It must not stop what the next
 run has started meanwhile.
@@ -9,39 +9,23 @@ run has started meanwhile.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import read_history
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
-
-_POLL_S = 0.2
+from ansible_collections.socle.inference.plugins.module_utils._engine.locks import locked
 
 
 @contextlib.contextmanager
 def instance_lock(folder: Path, timeout_s: float) -> Iterator[None]:
-    """Keep others from launching the instance of *folder* meanwhile; BlockingIOError after *timeout_s* of another one.
+    """Keep others from launching the instance of *folder* meanwhile; `LockHeld` after *timeout_s* of another one.
 
     Any other OSError says what is wrong with the file of the lock.
     """
-    descriptor = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_S)
+    with locked(folder / ".lock", f"changing {folder.name}", timeout_s):
         yield
-    finally:
-        os.close(descriptor)
 
 
 class Claim:

@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.drain impo
 from ansible_collections.socle.inference.plugins.module_utils._engine.gpu_room import GpuRoom
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, run
 from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher
+from ansible_collections.socle.inference.plugins.module_utils._engine.locks import HOST
 from ansible_collections.socle.inference.plugins.module_utils._engine.ready import Answer, Http
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
@@ -58,4 +59,6 @@ def host_launcher(
         reload_victims=victims,
         drain=Drain(ask_metrics, IDLE_S if idle_s is None else idle_s, progress),
         room=GpuRoom(run, progress=progress),
+        host_lock=HOST,
+        progress=progress,
     )

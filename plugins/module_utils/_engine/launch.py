@@ -14,6 +14,9 @@ about to be asked for, then "starting" with the invocation that runs at that mom
 
 What runs is stopped before its unit is replaced, so that its requests can end and the memory of its GPUs is seen to be
 free. A launch that was killed after that finds a unit that does not run, and starts the new one.
+
+Launches of one host come one after the other, from the look at what others hold to the start that systemd was asked
+for: two at a time would both find the port free. From then on the unit itself tells that it holds its port and GPUs.
 """
 
 from __future__ import annotations
@@ -48,16 +51,22 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
     accepts_connections,
     explaining,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.locks import LockHeld, locked
 from ansible_collections.socle.inference.plugins.module_utils._engine.obstacles import Obstacles
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import NAME as API_KEY
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import (
     STOP_MARGIN_S,
     stop_timeout_s,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.warm import start_warming
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 LOCK_TIMEOUT_S = 30
+
+HOST_LOCK_S = 600
+"""How long a launch waits for another one of its host, which may let requests end before it starts anything."""
 
 
 def _dump(value: dict[str, Any]) -> str:
@@ -79,11 +88,14 @@ class Launcher:
         reload_victims: Callable[[], Sequence[str]] = tuple,
         drain: Drain | None = None,
         room: GpuRoom | None = None,
+        host_lock: Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """*others* are the backends of other engines, whose units are taken away when an instance moves to this one;
         *facts* are those of gpu_facts, for instances with GPUs; *reload_victims* names containers of others that lose
         their GPUs when systemd reads its units anew. *drain* lets the requests of an engine end before it is stopped,
-        and *room* tells whether the GPUs have the memory; without them neither is asked for."""
+        and *room* tells whether the GPUs have the memory; without them neither is asked for. *host_lock* is the file
+        that all launches of the host share, by default one beside the instances; *progress* tells who is waited for."""
         self._backend = backend
         self._dir = instances_dir
         self._files = files
@@ -91,6 +103,8 @@ class Launcher:
         self._others = others
         self._drain = drain
         self._room = room
+        self._host_lock = host_lock or instances_dir / ".lock"
+        self._progress = progress or Progress()
         self._obstacles = Obstacles(
             backend,
             instances_dir,
@@ -111,11 +125,31 @@ class Launcher:
             # which nobody waits here.
             try:
                 stack.enter_context(instance_lock(folder, LOCK_TIMEOUT_S))
-            except BlockingIOError as error:
+            except LockHeld as error:
                 raise EngineError(
-                    f"Cannot change {instance}: another run has been changing it for {LOCK_TIMEOUT_S} s; "
-                    f"wait for that run to end."
+                    f"Cannot change {instance}: another run has been at it for {LOCK_TIMEOUT_S} s, {error.holder};"
+                    " wait for that run to end."
                 ) from error
+            yield
+
+    @contextlib.contextmanager
+    def _launching(self, instance: str, purpose: str) -> Iterator[None]:
+        """Nothing else of this host is launched meanwhile. Taken before the lock of the instance, by whoever has both:
+        who waits for the host keeps nobody from ending this instance."""
+
+        def show(waited_s: float, holder: str) -> None:
+            self._progress.update("waiting for another run", int(waited_s), HOST_LOCK_S, "s", holder)
+
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self._host_lock, f"{purpose} {instance}", HOST_LOCK_S, show))
+            except LockHeld as error:
+                raise EngineError(
+                    f"Cannot go on with {purpose} {instance}: another launch on this host did not end within"
+                    f" {HOST_LOCK_S} s, {error.holder}; wait for its end, or end that process, then repeat the run.",
+                    held_by=error.holder,
+                ) from error
+            stack.enter_context(self._lock(instance))
             yield
 
     def _state_file(self, instance: str, number: int) -> Path:
@@ -142,7 +176,7 @@ class Launcher:
             self._backend.validate(instance, text)
             if check:
                 return self._start(instance, plan, text, retry, check=True, restart=restart)
-            with self._lock(instance):
+            with self._launching(instance, "launching"):
                 return self._start(instance, plan, text, retry, check=False, restart=restart)
 
     def roll_back(
@@ -162,7 +196,7 @@ class Launcher:
         with explaining(f"bring back an earlier generation of {instance}", self._dir):
             if check:
                 return self._roll_back(instance, folder, number, automatic, retry, check=True)
-            with self._lock(instance):
+            with self._launching(instance, "bringing back"):
                 try:
                     return self._roll_back(instance, folder, number, automatic, retry, check=False)
                 except EngineError:
@@ -200,6 +234,13 @@ class Launcher:
                 "warnings": history.warnings,
             }
         target = way.target
+        if engine_of(target.plan) != self._backend.name:
+            # Which engine is asked was read before the lock was had.
+            raise EngineError(
+                f"Cannot bring back generation {target.number} of {instance}: it ran under {engine_of(target.plan)},"
+                f" and {self._backend.name} was to bring back another one, which a run beside this one changed"
+                " meanwhile; repeat the run."
+            )
         # What runs needs nothing more.
         serving = target.number == history.current and self._backend.state(instance).running
         missing = None if serving else self._obstacles.missing(target)
@@ -285,7 +326,7 @@ class Launcher:
             if obstacle:  # an earlier step of the real run may remove it
                 warnings.append(obstacle.message)
             warnings += self._obstacles.reload_warnings(instance)
-        restarts = "restarted" if unit.running or unit.active == "deactivating" else "started"
+        restarts = "restarted" if unit.holds else "started"
         acted = needed or (done_before and (retry or not failed_before))
         unproven = reuse is None or reuse.number != history.accepted
         result: dict[str, Any] = {
@@ -347,7 +388,7 @@ class Launcher:
         began = time.monotonic()
         drained: dict[str, Any] = {"waited_s": 0.0, "requests": None}
         old = before.plan if before else {}
-        runs = unit.running or unit.active == "deactivating"
+        runs = unit.holds
         # While the disk has nothing else to do.
         warmer = start_warming(old, plan) if runs or plan.get("gpus") else None
         try:

@@ -56,14 +56,17 @@ class Obstacles:
             return foreign
         port = int(plan["port"])
         gpus = {str(gpu) for gpu in plan.get("gpus") or []}
-        for other, rival in self._running_plans(instance).items():
+        for other, (rival, state) in self._holding_plans(instance).items():
             common = sorted(gpus & {str(gpu) for gpu in rival.get("gpus") or []})
             held = [f"port {port}"] if rival.get("port") == port else []
             held += [f"GPU {', '.join(common)}"] if common else []
             if held:
+                ending = state.active == "deactivating"
+                doing = "is ending" if ending else "is starting" if state.coming_up else "runs"
+                remedy = f"stop it first with 'systemctl stop vllm-{other}', or remove it"
                 return EngineError(
-                    f"Cannot start {instance}: the instance {other} runs on this host and holds {' and '.join(held)};"
-                    f" stop it first with 'systemctl stop vllm-{other}', or remove it.",
+                    f"Cannot start {instance}: the instance {other} {doing} on this host and holds"
+                    f" {' and '.join(held)}; {'wait for its end, then repeat the run' if ending else remedy}.",
                     held_by=other,
                     port=port if rival.get("port") == port else None,
                     gpus=common,
@@ -74,8 +77,7 @@ class Obstacles:
         if unfit:
             return unfit
         # What listens there is our own engine, unless that one does not run, or runs on another port.
-        ours = unit.running or unit.active == "deactivating"
-        if ours and (before is None or before.plan.get("port") == port):
+        if unit.holds and (before is None or before.plan.get("port") == port):
             return None
         address = probe_address(plan.get("argv") or [])
         if not self._listens(address, port):
@@ -162,8 +164,8 @@ class Obstacles:
         """Why the host cannot give the plan its GPUs."""
         return gpu_obstacle(plan, self._facts, self._backend.cdi_dirs()) if plan.get("gpus") else None
 
-    def _running_plans(self, instance: str) -> dict[str, dict[str, Any]]:
-        """Current plan of each other instance of this host whose unit runs."""
+    def _holding_plans(self, instance: str) -> dict[str, tuple[dict[str, Any], UnitState]]:
+        """Current plan and unit of each other instance of this host that has, or is about to have, what it plans."""
         plans = {}
         try:
             entries = sorted(self._dir.iterdir(), key=lambda path: path.name)
@@ -175,4 +177,4 @@ class Obstacles:
                 if history.current is not None:
                     plans[entry.name] = history.generations[history.current].plan
         states = self._backend.states(plans)
-        return {name: plan for name, plan in plans.items() if states[name].running}
+        return {name: (plan, states[name]) for name, plan in plans.items() if states[name].holds}

@@ -271,3 +271,15 @@ def test_what_runs_and_is_accepted_needs_nothing(site: Site) -> None:
     site.launcher.mark("chat", "accepted")
     site.host.images.clear()
     assert site.launcher.roll_back("chat", automatic=True)["verified"] is True and site.host.active == "active"
+
+
+def test_what_comes_back_is_not_written_for_another_engine_than_it_ran_under(site: Site, good: dict[str, Any]) -> None:
+    # As when another run changed which one is to come back, after this one had chosen its engine.
+    path = site.folder / "instances/chat/generations/1/plan.json"
+    path.write_text(json.dumps({**good, "engine": "docker"}))
+    unit = site.unit
+    with pytest.raises(
+        EngineError, match=r"generation 1 of chat: it ran under docker, and podman .*; repeat the run\."
+    ):
+        site.launcher.roll_back("chat")
+    assert site.unit == unit
