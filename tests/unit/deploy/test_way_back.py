@@ -91,6 +91,10 @@ def back(instance: str, **changes: Any) -> dict[str, Any]:
 
 ANSWERS: dict[str, dict[str, list[dict[str, Any]]]] = {
     "good": {"vllm_ready": [SERVES]},
+    # Those that are accepted by the same play.
+    "early": {"vllm_ready": [SERVES]},
+    "unprobed": {"vllm_ready": [SERVES]},
+    "running": {"vllm_launch": [{"action": "none", "generation": 2, "starting": False}], "vllm_ready": [SERVES]},
     "late": {"vllm_ready": [GAVE_UP, SERVES], "vllm_rollback": [back("late")], "vllm_acceptance": [RIGHT]},
     "first": {
         "vllm_ready": [GAVE_UP],
@@ -121,6 +125,13 @@ ANSWERS: dict[str, dict[str, list[dict[str, Any]]]] = {
     "wrongoff": {"vllm_acceptance": [WRONG]},
 }
 ACCEPTED = ("wrong", "wrongoff")
+AT_ONCE = ("early", "unprobed", "running")
+
+PROBE = """
+- shell: echo '["probe", {}]' >>FOLDER/{{ inventory_hostname }}.calls; test {{ inventory_hostname }} != unprobed
+  when: socle_accept_at_once | default(false)
+"""
+"""It is on record only where it is prepared ahead of an acceptance, and cannot be on one host."""
 
 PLAY = """
 - hosts: all
@@ -154,12 +165,12 @@ def scripted(folder: Path, answers: dict[str, Any], names: list[str]) -> Path:
         if path.name not in ("modules", "action", "__pycache__"):
             (collection / "plugins" / path.name).symlink_to(path)
     (collection / "roles/probe/tasks").mkdir(parents=True)
-    (collection / "roles/probe/tasks/main.yml").write_text("[]\n")
     (collection / "roles/vllm_service").symlink_to(ROOT / "roles/vllm_service")
     for name in ("galaxy.yml", "meta", "playbooks", "profiles"):
         (collection / name).symlink_to(ROOT / name)
     told = folder / "answers"
     told.mkdir()
+    (collection / "roles/probe/tasks/main.yml").write_text(PROBE.replace("FOLDER", str(told)))
     (told / "answers.json").write_text(json.dumps(answers))
     for name in names:
         text = MODULE.replace("OPTIONS", repr(json.dumps(STUBS[name].split())))
@@ -204,7 +215,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = scripted(folder, ANSWERS, [name for name in STUBS if name != "vllm_instances_info"])
     (folder / "play.yml").write_text(PLAY)
     extra = {"tasks": str(ROOT / "playbooks/tasks"), "folder": str(told), "accepted": list(ACCEPTED)}
-    hosts = {name: {"plan": plan(name)} for name in ANSWERS}
+    hosts = {name: {"plan": plan(name), "socle_accept_at_once": name in AT_ONCE} for name in ANSWERS}
     output = play(folder, hosts, str(folder / "play.yml"), "-e", json.dumps(extra))
     (told / "output").write_text(output)
     return told
@@ -231,6 +242,7 @@ FAILED = GAVE_UP["msg"]
     ("instance", "words"),
     [
         ("good", None),
+        ("unprobed", None),
         ("late", f"{FAILED} late runs generation 3, which is generation 1 anew, and is accepted by suite smoke."),
         ("first", f"{FAILED} No generation of first is accepted: first is stopped."),
         (
@@ -268,6 +280,10 @@ BROUGHT_BACK = ["vllm_rollback", "vllm_ready", "deploy passed", "vllm_acceptance
     ("instance", "called"),
     [
         ("good", ["vllm_launch", "vllm_ready", "deploy passed"]),
+        # The probe is prepared while the engine starts, and if it cannot be, that is no failure of the launch.
+        ("early", ["vllm_launch", "probe", "vllm_ready", "deploy passed"]),
+        ("unprobed", ["vllm_launch", "probe", "vllm_ready", "deploy passed"]),
+        ("running", ["vllm_launch", "vllm_ready", "deploy passed"]),
         (
             "late",
             [
