@@ -19,9 +19,9 @@ description:
   - An instance that moves to another container engine is stopped, and the unit that it had there is taken away.
   - Launches of one host come one after the other. A second one waits up to 600 s, and shows for whom.
   - Refuses a start, before anything is written, where another instance of the host runs, starts or ends and holds the
-    same port or GPU, another process listens on the port, or a unit or container of that name was made by somebody else; also where the
-    host cannot give the instance its GPUs, since the versions of driver and libraries differ or no CDI specification
-    lists them. In check mode that is a warning.
+    same port or GPU, another process listens on the port, or a unit or container of that name was made by somebody
+    else; also where the host cannot give the instance its GPUs, since the versions of driver and libraries differ or no
+    CDI specification lists them. In check mode that is a warning.
   - Where a start has systemd read its units anew while Docker containers of NVIDIA's legacy hook run, which lose their
     GPUs by that, a warning names them.
   - What runs is stopped before it is replaced. An engine with C(--shutdown-timeout) then takes no new request and has

@@ -69,6 +69,13 @@ FALLBACK = {
 MASKED_SINCE: Version = (5, 3, 0)
 """First Podman whose inspect hides secrets of type env."""
 
+REPLACE_SINCE: Version = (4, 7, 0)
+"""First Podman that replaces a secret in one command (secret create --replace), and so under its own lock."""
+
+_WITHOUT_CONTENT = ("no secret data with ID", "secret name in use")
+"""What Podman before 5.1 says of a secret that it lists and whose content is gone: it neither replaces nor removes it.
+"""
+
 SECURITY_KEYS = {
     unit.NO_NEW_PRIVILEGES: "NoNewPrivileges",
     unit.NO_SELINUX_LABEL: "SecurityLabelDisable",
@@ -357,16 +364,32 @@ class QuadletBackend(Backend):
         return str(labels.get(self._MARK, ""))
 
     def put_secret(self, instance: str, name: str, value: str, mark: str) -> None:
-        # Not --replace, which Podman 4.6 does not have.
-        self.remove_secret(instance, name)
         target = secret_name(instance, name)
-        done = self._podman("secret", "create", "--label", f"{self._MARK}={mark}", target, "-", input_text=value)
-        if done.returncode != 0:
-            raise EngineError(
-                f"Cannot store the secret {target} in Podman: {done.stderr.strip()}; repair Podman's storage there.",
-                rc=done.returncode,
-                stderr=done.stderr,
+        # Only by standard input: an argument would show in "ps".
+        create = ["secret", "create", "--label", f"{self._MARK}={mark}"]
+        if self.secret_mark(instance, name) is None:
+            pass
+        elif self.version() >= REPLACE_SINCE:
+            # Only what is there, which Podman before 5.1 asks for.
+            create.append("--replace")
+        else:
+            # A run that is killed after this leaves none, which the next one finds and stores anew.
+            self.remove_secret(instance, name)
+        done = self._podman(*create, target, "-", input_text=value)
+        if done.returncode == 0:
+            return
+        remedy = "repair Podman's storage there"
+        if any(words in done.stderr for words in _WITHOUT_CONTENT):
+            remedy = (
+                "Podman lists it without its content, as after it was killed at work on it: take its entries out of"
+                " secrets/secrets.json below the folder that 'podman info -f {{.Store.GraphRoot}}' names, then repeat"
+                " the run"
             )
+        raise EngineError(
+            f"Cannot store the secret {target} in Podman: {done.stderr.strip()}; {remedy}.",
+            rc=done.returncode,
+            stderr=done.stderr,
+        )
 
     def remove_secret(self, instance: str, name: str) -> None:
         if self.secret_mark(instance, name) is not None:

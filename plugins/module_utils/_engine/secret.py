@@ -7,19 +7,30 @@ Private to socle.inference.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, check_name
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
+from ansible_collections.socle.inference.plugins.module_utils._engine.locks import LockHeld, locked
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
 NAME = "api_key"
 TARGET = "VLLM_API_KEY"
+
+KEY_BYTES = 32
+"""Of the host's own key for the HMAC."""
+
+LOCK_S = 30
+"""How long another run that stores keys is waited for; it takes a second or two."""
+
+_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 def secrets_hmac(key: str, values: dict[str, str]) -> str:
@@ -34,9 +45,18 @@ def _host_key(folder: Path, files: Files, check: bool) -> str | None:
     if key is None:
         if check:
             return None
-        key = secrets.token_hex(32)
+        key = secrets.token_hex(KEY_BYTES)
         files.write(path, key + "\n", mode=0o600)
-    return key.strip()
+    key = key.strip()
+    if not _KEY.fullmatch(key):
+        # Without a key of its own, a mark could be had by trying.
+        raise EngineError(
+            f"Cannot use {path}, by which changes of API keys are noticed: it holds something else than {KEY_BYTES}"
+            " bytes in hexadecimal; remove it, and the next run makes another one and restarts the instances that have"
+            " an API key.",
+            path=str(path),
+        )
+    return key
 
 
 def ensure_api_key(
@@ -44,7 +64,16 @@ def ensure_api_key(
 ) -> dict[str, Any]:
     """Make the host hold this key, or none; *folder* is the secrets' folder of the host."""
     check_name(instance)
-    with explaining(f"store the API key of {instance}", folder):
+    with explaining(f"store the API key of {instance}", folder), contextlib.ExitStack() as stack:
+        if not check and (api_key or folder.is_dir()):
+            # Two runs at one moment would each take a part of the other's for its own.
+            try:
+                stack.enter_context(locked(folder / ".lock", f"storing the API key of {instance}", LOCK_S))
+            except LockHeld as error:
+                raise EngineError(
+                    f"Cannot store the API key of {instance}: another run has been at the keys of this host for"
+                    f" {LOCK_S} s, {error.holder}; wait for its end, then repeat the run."
+                ) from error
         return _ensure_api_key(backend, folder, instance, api_key, files, check)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
+from ansible_collections.socle.inference.plugins.module_utils._engine.select import parse_version
 
 DIGEST = "sha256:" + "8eb354016a265cc363137588785c4b620ca9864990c07b49974660cf7a84a2fa"
 
@@ -202,6 +203,11 @@ class Host:
                 return 0, json.dumps([{"Spec": {"Labels": {"io.socle.hmac": self.secrets[name][1]}}}]), ""
             case ["podman", "secret", "create", "--label", label, name, "-"]:
                 assert name not in self.secrets and input_text
+                self.secrets[name] = (input_text, label.split("=", 1)[1])
+                return 0, "", ""
+            case ["podman", "secret", "create", "--label", label, "--replace", name, "-"]:
+                # What is not there it replaces only since 5.1.
+                assert name in self.secrets and input_text and (parse_version(self.podman) or ()) >= (4, 7)
                 self.secrets[name] = (input_text, label.split("=", 1)[1])
                 return 0, "", ""
             case ["podman", "secret", "rm", name]:
