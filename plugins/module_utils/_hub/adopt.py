@@ -32,6 +32,9 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 Candidates = dict[int, list[Path]]
 """Real files by size, each inode once."""
 
+Hashes = dict[Path, "tuple[tuple[int, int, int, int], str]"]
+"""What candidates were found to hold, with their content_state() then: others may write to them meanwhile."""
+
 
 @dataclass
 class Adopted:
@@ -56,8 +59,12 @@ def find_candidates(
     for folder in folders:
         if not folder.is_absolute():
             raise StoreError(f"adopt_from must hold absolute paths, found {str(folder)!r}")
-        if not folder.is_dir():
-            warnings.append(f"{folder}, which adopt_from names, is no folder on this host")
+        try:
+            if not folder.is_dir():
+                warnings.append(f"{folder}, which adopt_from names, is no folder on this host")
+                continue
+        except OSError as error:
+            warnings.append(f"{folder}, which adopt_from names, cannot be looked at: {error.strerror}")
             continue
         for parent, _folders, names in os.walk(folder.resolve()):
             for name in names:
@@ -108,7 +115,7 @@ def adopt_files(
     """
     files = [file for file in wanted if file.size in candidates]
     total, done = sum(file.size for file in files), 0
-    hashes: dict[Path, str] = {}
+    hashes: Hashes = {}
     result = Adopted()
 
     def adopt_one(file: ModelFile) -> tuple[os.stat_result | None, bool, Path | None]:
@@ -130,7 +137,7 @@ def adopt_files(
 
 
 def _adopt_one(
-    file: ModelFile, candidates: list[Path], target: Path, part: Path, hashes: dict[Path, str]
+    file: ModelFile, candidates: list[Path], target: Path, part: Path, hashes: Hashes
 ) -> tuple[os.stat_result | None, bool, Path | None]:
     name = file.path.rsplit("/", 1)[-1]
     wrong = None
@@ -138,24 +145,32 @@ def _adopt_one(
     # The one with the right name first: it is likely the right one, and saves hashing the others.
     for place in sorted(candidates, key=lambda candidate: (candidate.name != name, str(candidate))):
         with contextlib.suppress(OSError):
-            if hashes.get(place, file.sha256) == file.sha256:
+            if _may_hold(file, place, hashes):
                 status = _link(file, place, target, hashes)
                 if status:
                     return status, False, None
-                if hashes.get(place, file.sha256) == file.sha256 and _copy(file, place, target, part, hashes):
+                if _may_hold(file, place, hashes) and _copy(file, place, target, part, hashes):
                     return None, True, None
             if place.name == name:
                 wrong = place
     return None, False, wrong
 
 
-def _link(file: ModelFile, place: Path, target: Path, hashes: dict[Path, str]) -> os.stat_result | None:
+def _may_hold(file: ModelFile, place: Path, hashes: Hashes) -> bool:
+    """Whether *place* was found to hold *file*, or what it holds now is not known."""
+    known = hashes.get(place)
+    return known is None or known[1] == file.sha256 or known[0] != content_state(place.lstat())
+
+
+def _link(file: ModelFile, place: Path, target: Path, hashes: Hashes) -> os.stat_result | None:
     """Hard-link *place* once its hash is right; None where it is not, or where a link will not do."""
     before = place.lstat()
     if not may_link(place, target.parent) or is_written(place):
         return None
-    hashes[place] = hashes.get(place) or hash_file(place)
-    if hashes[place] != file.sha256:
+    known = hashes.get(place)
+    if known is None or known[0] != content_state(before):
+        known = hashes[place] = (content_state(before), hash_file(place))
+    if known[1] != file.sha256:
         return None
 
     def link(descriptor: int) -> None:
@@ -193,7 +208,7 @@ def may_link(place: Path, folder: Path) -> bool:
     return True
 
 
-def _copy(file: ModelFile, place: Path, target: Path, part: Path, hashes: dict[Path, str]) -> bool:
+def _copy(file: ModelFile, place: Path, target: Path, part: Path, hashes: Hashes) -> bool:
     """Copy *place*, hashing what is written; False where it is something else. Its folder may be somebody else's, who
     puts there what they like meanwhile: a link, a pipe, a file without end."""
     digest = hashlib.sha256()
@@ -219,8 +234,8 @@ def _copy(file: ModelFile, place: Path, target: Path, part: Path, hashes: dict[P
                 os.fchmod(copy.fileno(), MODE)
                 os.fsync(copy.fileno())
         # The next file of this size need not try it again.
-        hashes[place] = digest.hexdigest()
-        if hashes[place] != file.sha256:
+        hashes[place] = (content_state(status), digest.hexdigest())
+        if digest.hexdigest() != file.sha256:
             return False
         staged.replace(target)
         return True

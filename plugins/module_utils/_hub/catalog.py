@@ -20,6 +20,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.manifest impo
 from ansible_collections.socle.inference.plugins.module_utils._hub.mentions import find_mentions
 from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import OWNER_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import entries_below, files_below
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 TARGET = re.compile(rf"\.store/(?P<hub>{NAME})/(?P<folder>{NAME})/rev/(?P<snapshot>[0-9a-f]{{12}})/?")
@@ -68,16 +69,21 @@ def check_root(root: Path) -> Path | None:
 
 def read_links(root: Path) -> list[Link]:
     """The links of the store that name a revision, by name; anything else in the store's folder is none of ours."""
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+    # A person may have made a link, and written the same in other words, such as by where the store really is.
+    bases = (root, root.resolve())
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
-            if not entry.is_symlink():
-                continue
-            # A person may have made it, and written the same in other words.
-            target = os.path.normpath(root / Path(entry.path).readlink())
-            match = TARGET.fullmatch(os.path.relpath(target, root))
-            if match:
-                found.append(Link(entry.name, match["hub"], match["folder"], match["snapshot"]))
+    for entry in entries:
+        # A link that goes meanwhile leaves the others as they are: what they name is to stay.
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_symlink():
+                target = os.path.normpath(root / Path(entry.path).readlink())
+                match = next(filter(None, (TARGET.fullmatch(os.path.relpath(target, base)) for base in bases)), None)
+                if match:
+                    found.append(Link(entry.name, match["hub"], match["folder"], match["snapshot"]))
     return found
 
 
@@ -105,6 +111,11 @@ def list_revisions(store: RepoStore, ledger: Ledger, links: list[Link]) -> list[
         if not SNAPSHOT.fullmatch(folder.name):
             continue
         manifest = store.read_manifest(folder.name)
+        try:
+            published_s = folder.stat().st_mtime
+        except FileNotFoundError:
+            # Garbage collection was faster than this look.
+            continue
         found.append(
             Revision(
                 snapshot=folder.name,
@@ -115,7 +126,7 @@ def list_revisions(store: RepoStore, ledger: Ledger, links: list[Link]) -> list[
                 requested=_requested(manifest, ledger) if manifest else None,
                 bytes=manifest.total_bytes if manifest else None,
                 files=len(manifest.files) if manifest else None,
-                published_s=folder.stat().st_mtime,
+                published_s=published_s,
                 current_of=[link.name for link in own if link.snapshot == folder.name],
                 verified_s=ledger.full_check(folder.name),
                 names=sorted(name for name, snapshot in ledger.refs.items() if snapshot == folder.name),
@@ -167,7 +178,7 @@ def describe_store(root: Path, state_dir: Path) -> dict[str, Any]:
                         for revision in list_revisions(store, ledger, links)
                     ],
                     "lock": store.read_lock(),
-                    "stage": [_stage_entry(place) for place in store.stage_entries()],
+                    "stage": _stage_entries(store),
                     "downloads": list_downloads(store),
                 }
             )
@@ -207,46 +218,27 @@ def _text(value: Any) -> str | None:
 
 def _received_bytes(job: Path) -> int:
     """What the download in the folder *job* has: files in its tree, and what the journals of its parts tell."""
-    whole = [Path(parent, name) for parent, _folders, files in os.walk(job / "tree") for name in files]
-    parts = [place for place in (job / "part").glob("*") if not place.suffix]
-    return sum(map(_size, whole)) + sum(map(_received_of_part, parts))
+    whole = sum(status.st_size for _place, status in files_below(job / "tree"))
+    parts = [_received_of_part(place, status) for place, status in files_below(job / "part") if not place.suffix]
+    return whole + sum(parts)
 
 
-def _received_of_part(place: Path) -> int:
+def _received_of_part(place: Path, status: os.stat_result) -> int:
     journal = read_journal(place)
     if journal is None or journal.spans is None:
-        return _size(place)
+        return status.st_size
     return sum(end - start for start, end in journal.spans)
-
-
-def _size(place: Path) -> int:
-    try:
-        return place.lstat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def tree_bytes(folder: Path) -> int:
     """What the files in *folder* and below, or the file *folder*, take on disk."""
-    total = 0
-    for parent, _folders, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(Path(parent, name)).st_blocks * 512
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if not folder.is_dir() or folder.is_symlink():
-            total += folder.lstat().st_blocks * 512
-    return total
+    return sum(status.st_blocks * 512 for _place, status in files_below(folder))
 
 
 def newest_change(folder: Path) -> float:
-    """When *folder*, or anything in it, was last changed."""
-    newest = folder.lstat().st_mtime
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with contextlib.suppress(FileNotFoundError):
-                newest = max(newest, os.lstat(Path(parent, name)).st_mtime)
-    return newest
+    """When *folder*, or anything in it, was last changed. Raises FileNotFoundError where it is gone."""
+    times = (status.st_mtime for _place, status in entries_below(folder))
+    return max(times, default=None) or folder.lstat().st_mtime
 
 
 def utc(seconds: float | None) -> str | None:
@@ -272,8 +264,13 @@ def _as_dict(revision: Revision, used_by: list[Path]) -> dict[str, Any]:
     }
 
 
-def _stage_entry(place: Path) -> dict[str, Any]:
-    return {"path": str(place), "bytes": tree_bytes(place), "changed": utc(newest_change(place))}
+def _stage_entries(store: RepoStore) -> list[dict[str, Any]]:
+    found = []
+    for place in store.stage_entries():
+        # A download that ends meanwhile takes its folder along.
+        with contextlib.suppress(FileNotFoundError):
+            found.append({"path": str(place), "bytes": tree_bytes(place), "changed": utc(newest_change(place))})
+    return found
 
 
 def _folders(parent: Path, warnings: list[str]) -> list[Path]:

@@ -9,7 +9,6 @@ that dies in between leaves trash, which the next run removes. Nothing outside .
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import stat
@@ -40,6 +39,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
     LockHeld,
     RepoStore,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import files_below
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 KEEP = 2
@@ -232,10 +232,10 @@ def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
 
     The manifest goes before the first file, so what has one is whole.
     """
-    trash = {place.name: place for place in store.stage_entries() if TRASH_NAME.fullmatch(place.name)}
+    trash = trash_of(store)
     stay = set()
-    for name, holder in held_in_trash({name: place for name, place in trash.items() if place.is_dir()}, rules).items():
-        snapshot = name[len(TRASH) :].partition("-")[0]
+    for name, holder in held_in_trash(trash, rules).items():
+        snapshot = snapshot_of(name)
         home = store.revision(snapshot)
         found.warnings.append(f"{home}, which was to be freed, is in use: {holder}")
         if home.exists() or not store.read_manifest(snapshot):
@@ -245,16 +245,25 @@ def _bring_back(store: RepoStore, rules: Rules, found: _Round) -> set[Path]:
     return stay
 
 
+def trash_of(store: RepoStore) -> dict[str, Path]:
+    """By name, the revisions that a run took out of sight and then died."""
+    places = [place for place in store.stage_entries() if TRASH_NAME.fullmatch(place.name)]
+    return {place.name: place for place in places if place.is_dir() and not place.is_symlink()}
+
+
+def snapshot_of(name: str) -> str:
+    """Which snapshot the trash of that name was."""
+    return name[len(TRASH) :].partition("-")[0]
+
+
 def open_files(trash: Mapping[str, Path]) -> dict[str, str]:
     """Snapshot -> what somebody has open of it, also from a container whose processes cannot be seen from here."""
     found = {}
     for snapshot, folder in trash.items():
-        for parent, _folders, files in os.walk(folder):
-            for name in files:
-                place = Path(parent, name)
-                status = place.lstat()
+        for place, status in files_below(folder):
+            with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_open(place):
-                    found[snapshot] = f"somebody has {name} open"
+                    found[snapshot] = f"somebody has {place.name} open"
     return found
 
 
@@ -277,9 +286,7 @@ def freed_bytes(folders: Iterable[Path]) -> dict[Path, int]:
     freed = {}
     for folder in folders:
         freed[folder] = 0
-        places = [Path(parent, name) for parent, _folders, files in os.walk(folder) for name in files]
-        for place in places or ([] if folder.is_dir() else [folder]):
-            status = place.lstat()
+        for _place, status in files_below(folder):
             key = (status.st_dev, status.st_ino)
             names[key] += 1
             inodes[key] = (folder, status.st_nlink, status.st_blocks * 512)

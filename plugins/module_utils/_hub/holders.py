@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.lease import ask_for_lease, is_on_network
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import unescape
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import entries_below
 
 PROC = Path("/proc")
 
@@ -35,13 +35,10 @@ class Claims:
     def add(self, key: str, folder: Path, place: str) -> None:
         """Look for *folder* and everything in it."""
         self.places[place] = key
-        for parent, _folders, files in os.walk(folder):
-            for entry in (Path(parent), *(Path(parent, name) for name in files)):
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.lstat()
-                    if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:
-                        self.inodes[(status.st_dev, status.st_ino)] = key
-                        self.names.setdefault(status.st_ino, []).append((entry.name, key))
+        for entry, status in entries_below(folder):
+            if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:
+                self.inodes[(status.st_dev, status.st_ino)] = key
+                self.names.setdefault(status.st_ino, []).append((entry.name, key))
 
     def at(self, path: str) -> str | None:
         """The snapshot that *path* names or lies in, wherever the store is mounted."""

@@ -39,8 +39,12 @@ def _read(places: Iterable[Path]) -> dict[Key, list[Path]]:
     for place in places:
         if not place.is_file():
             continue
-        with place.open("rb") as handle:
-            text = handle.read(MAX_BYTES).decode("utf-8", "replace")
+        try:
+            with place.open("rb") as handle:
+                text = handle.read(MAX_BYTES).decode("utf-8", "replace")
+        except FileNotFoundError:
+            # A deployment gave up an old generation meanwhile.
+            continue
         for key in {(match[1], match[2], match[3]) for match in NAMED.finditer(text)}:
             found.setdefault(key, []).append(place)
     return found

@@ -14,6 +14,8 @@ from ansible_collections.socle.inference.plugins.module_utils._clock import utc_
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROC = Path("/proc")
+MAX_PID = 1 << 22
+"""PID_MAX_LIMIT of Linux."""
 
 ALIVE = "it is alive"
 GONE = "it is gone, and something that it started holds the lock on (fuser names it)"
@@ -29,12 +31,15 @@ def parse_owner(text: str) -> dict[str, Any] | None:
     """Host, process, start and state of what own_identity() wrote; None where that is no owner."""
     try:
         owner = json.loads(text)
-        found = {"host": str(owner["host"]), "pid": int(owner["pid"]), "since": str(owner["since"])}
+        pid = int(owner["pid"])
+        found = {"host": str(owner["host"]), "pid": pid, "since": str(owner["since"])}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not 0 < pid <= MAX_PID:
         return None
     if found["host"] != socket.gethostname() or owner.get("boot_id") not in (None, _boot_id()):
         return {**found, "state": ELSEWHERE}
-    return {**found, "state": ALIVE if (PROC / str(found["pid"])).exists() else GONE}
+    return {**found, "state": ALIVE if (PROC / str(pid)).exists() else GONE}
 
 
 def describe_owner(text: str) -> str:

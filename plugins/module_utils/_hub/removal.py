@@ -30,6 +30,8 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.gc import (
     freed_bytes,
     held_in_trash,
     open_files,
+    snapshot_of,
+    trash_of,
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.holders import find_holders
 from ansible_collections.socle.inference.plugins.module_utils._hub.job_control import JobControl, default_base
@@ -142,11 +144,15 @@ def _remove(
 
 def _uses(parts: list[_Part], rules: Rules) -> list[dict[str, Any]]:
     """The revisions that somebody needs, each with the reason."""
-    if not any(part.revisions for part in parts):
-        return []
     named = find_live_mentions(rules.state_dir, rules.system)
     found = []
     for part in parts:
+        # What a run took out of sight and then died may have been opened in that moment.
+        for name, holder in held_in_trash(trash_of(part.store), rules).items():
+            about = {"id": snapshot_of(name), "path": str(part.store.stage / name)}
+            found.append({"hub": part.store.hub, "repo": part.store.repo, **about, "reason": holder})
+        if not part.revisions:
+            continue
         folders = {revision.snapshot: revision.path for revision in part.revisions}
         holders = {**open_files(folders), **find_holders(claims_of(part.store, part.revisions), rules.proc)}
         for revision in part.revisions:

@@ -63,6 +63,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.state_file im
     OWNER_BYTES,
     read_state,
 )
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import files_below
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STALE_STAGE_S = 7 * 86400
@@ -383,11 +384,22 @@ class RepoStore:
 
     def stage_entries(self) -> list[Path]:
         """All that is not published: downloads that were cut off, what arrived wrong, what was moved aside."""
-        found = []
-        for folder in (self.stage, self.rejected):
-            with contextlib.suppress(OSError):
-                found += [Path(entry.path) for entry in os.scandir(folder) if entry.path != str(self.rejected)]
-        return sorted(found)
+        found = self._moved_aside()
+        with contextlib.suppress(OSError):
+            found += [Path(entry.path) for entry in os.scandir(self.stage)]
+        return sorted(place for place in found if place != self.rejected or place.is_symlink())
+
+    def _moved_aside(self) -> list[Path]:
+        """What is in the folder of what was rejected; what a link in its place leads to is somebody else's."""
+        try:
+            return [] if self.rejected.is_symlink() else [Path(entry.path) for entry in os.scandir(self.rejected)]
+        except OSError:
+            return []
+
+    def _make_rejected(self) -> None:
+        if self.rejected.is_symlink():
+            self.rejected.unlink()
+        make_folder(self.rejected)
 
     def leftovers(self, snapshot: str) -> list[Path]:
         """Stage folders for *snapshot*, or of no use to anyone any more."""
@@ -405,9 +417,9 @@ class RepoStore:
     def outdated(self) -> list[Path]:
         """Foreign files that were moved aside so long ago that nobody will ask for them."""
         found = []
-        for place in self.rejected.glob("extra-*"):
+        for place in self._moved_aside():
             with contextlib.suppress(OSError):
-                if time.time() - place.lstat().st_mtime > STALE_STAGE_S:
+                if place.name.startswith("extra-") and time.time() - place.lstat().st_mtime > STALE_STAGE_S:
                     found.append(place)
         return found
 
@@ -452,7 +464,7 @@ class RepoStore:
 
     def reject(self, job: Path, file: ModelFile, snapshot: str) -> Path:
         """Keep what arrived wrong, once per file, for a person to look at."""
-        make_folder(self.rejected)
+        self._make_rejected()
         place = self.rejected / f"{snapshot}-{_flat_name(file.path)}"
         part_of(job, file).replace(place)
         forget_journal(part_of(job, file))
@@ -460,8 +472,9 @@ class RepoStore:
 
     def forget_rejected(self, snapshot: str) -> None:
         """The snapshot is in place: what arrived wrong before is of no interest any more."""
-        for place in self.rejected.glob(f"{snapshot}-*"):
-            place.unlink()
+        for place in self._moved_aside():
+            if place.name.startswith(f"{snapshot}-"):
+                place.unlink()
 
     def link_file(self, source: Source, target: Path, ledger: Ledger) -> os.stat_result | None:
         """Hard-link *source*; None where that is not possible, where it changed since it was proven, or where somebody
@@ -507,7 +520,7 @@ class RepoStore:
         sync_tree(tree)
         self.save_manifest(manifest, job)
         for number, path in enumerate(sorted(extra)):
-            make_folder(self.rejected)
+            self._make_rejected()
             # From now on its age counts.
             os.utime(folder / path, follow_symlinks=False)
             (folder / path).rename(self.rejected / f"extra-{job.name}-{number}-{_flat_name(path)}")
@@ -645,12 +658,9 @@ def remove_job(job: Path) -> None:
 
 def _linked_files(place: Path) -> Iterator[Path]:
     """The regular files in *place* and below, or *place*, that have other names."""
-    inside = (Path(parent, name) for parent, _folders, files in os.walk(place) for name in files)
-    for file in (place, *inside):
-        with contextlib.suppress(OSError):
-            status = file.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                yield file
+    for file, status in files_below(place):
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            yield file
 
 
 def _unlink(place: Path, _descriptor: int) -> None:

@@ -249,10 +249,39 @@ def test_of_many_files_of_one_size_each_is_tried_once(tmp_path: Path, monkeypatc
     assert len(copies) <= 2 * len(files), "once to learn what it is, once to take it"
 
 
+def test_a_hash_counts_no_longer_once_the_file_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two files with one size, the second is what the candidate held when it was hashed for the first."""
+    first, second, other = (bytes([number]) * 4096 for number in range(3))
+    files = [ModelFile(str(n), 4096, hashlib.sha256(text).hexdigest()) for n, text in enumerate((first, second))]
+    place = tmp_path / "candidate"
+    place.write_bytes(second)
+    monkeypatch.setattr(adopt, "hash_workers", lambda: 1)
+    real = adopt.hash_file
+
+    def write_later(location: Path) -> str:
+        found = real(location)
+        place.write_bytes(other)
+        return found
+
+    monkeypatch.setattr(adopt, "hash_file", write_later)
+    adopted = adopt.adopt_files(
+        files, {4096: [place]}, tmp_path / "tree", lambda file: tmp_path / f"part {file.path}", Progress()
+    )
+    assert (adopted.linked, adopted.copied) == ({}, [])
+    assert not any(path.is_file() for path in (tmp_path / "tree").rglob("*"))
+
+
 def test_a_folder_that_is_missing_is_said_and_no_error(ensure: Ensure, tmp_path: Path) -> None:
     result = ensure(adopt_from=(tmp_path / "none",))
     assert result["changed"]
     assert str(tmp_path / "none") in result["warnings"][0]
+
+
+def test_a_folder_that_cannot_be_looked_at_is_said_and_no_error(ensure: Ensure, tmp_path: Path) -> None:
+    place = tmp_path / ("x" * 300)
+    result = ensure(adopt_from=(place,))
+    assert result["changed"]
+    assert result["warnings"][0] == f"{place}, which adopt_from names, cannot be looked at: File name too long"
 
 
 def test_a_relative_folder_is_refused(ensure: Ensure, store: Path) -> None:

@@ -139,7 +139,16 @@ def test_a_link_that_cannot_be_read_is_not_taken_for_something_else(
         ensure()
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"host": "h", "pid": 1e999, "since": "s"}', "1" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"host": "h", "pid": 1e999, "since": "s"}',
+        '{"host": "h", "pid": 0, "since": "s"}',
+        f'{{"host": "h", "pid": {"1" * 400}, "since": "s"}}',
+        "1" * 5000,
+    ],
+)
 def test_owners_that_are_none_are_passed_over(tmp_path: Path, text: str) -> None:
     assert parse_owner(text) is None
     store = RepoStore(tmp_path, "modelscope", "Org/Model")

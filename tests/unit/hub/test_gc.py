@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
-from ansible_collections.socle.inference.plugins.module_utils._hub import gc, holders
+from ansible_collections.socle.inference.plugins.module_utils._hub import catalog, gc, holders
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import describe_store
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
 from ansible_collections.socle.inference.plugins.module_utils._hub.parts import Journal
@@ -159,6 +159,35 @@ def test_a_link_that_a_person_made_keeps_a_revision(publish: Publish, store: Pat
     result = run(store, rules)
     assert result["removed"] == []
     assert reasons(result)[old.name] == "it is the current one of mine"
+
+
+def test_a_link_by_where_the_store_really_is_keeps_a_revision(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    old = publish(3)[0]
+    (tmp_path / "other").symlink_to(store)
+    (store / "mine").symlink_to(old.resolve())
+    assert reasons(run(tmp_path / "other", rules))[old.name] == "it is the current one of mine"
+    assert old.is_dir()
+
+
+def test_a_link_that_goes_meanwhile_leaves_the_others_as_they_are(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another model is removed just now; what looks unlinked is freed once it is old."""
+    (only,) = publish(1)
+    os.utime(only, (time.time() - 8 * 86400,) * 2)
+    (store / "A").symlink_to(".store/modelscope/Org--A/rev/0123456789ab")
+    real = Path.readlink
+
+    def late(place: Path) -> Path:
+        if place.name == "A":
+            place.unlink(missing_ok=True)
+        return real(place)
+
+    monkeypatch.setattr(Path, "readlink", late)
+    assert reasons(run(store, rules)) == {only.name: "it is the current one of Model"}
+    assert published(store) == [only.name]
 
 
 def test_more_can_be_kept_and_never_fewer_than_the_current_one(publish: Publish, store: Path, rules: Rules) -> None:
@@ -393,6 +422,42 @@ def test_links_in_a_revision_are_removed_and_not_followed(
     (base(store) / "stage" / "trash-link").symlink_to(tmp_path / "precious")
     assert len(run(store, rules)["removed"]) == 1
     assert (tmp_path / "precious" / "file").read_text() == "x"
+
+
+def test_a_link_that_was_moved_aside_is_removed_and_not_followed(
+    ensure: Ensure, folder: Path, store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    """The store knows files that it adopted, so it could take the ones where they came from for its own."""
+    cache = tmp_path / "cache"
+    shutil.copytree(folder, cache)
+    path = Path(ensure(adopt_from=(cache,))["path"])
+    (path / "mine").symlink_to(cache)
+    assert ensure()["files"]["removed"] == 1
+    (stage,) = describe_store(store, rules.state_dir)["models"][0]["stage"]
+    result = run(store, rules, stage_age_s=-1.0)
+    assert contents(cache) == contents(folder)
+    assert [item["path"] for item in result["stage"]] == [stage["path"]]
+    assert result["freed_bytes"] == stage["bytes"] < 10_000, "what lies elsewhere counts for nothing"
+
+
+def test_a_link_in_the_place_of_what_was_rejected_is_not_followed(
+    ensure: Ensure, store: Path, rules: Rules, tmp_path: Path
+) -> None:
+    path = Path(ensure()["path"])
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in (f"{path.name}-precious", "extra-precious"):
+        (outside / name).write_text("x")
+        os.utime(outside / name, (0, 0))
+    before = contents(outside)
+    rejected = base(store) / "stage" / "rejected"
+    rejected.symlink_to(outside)
+    assert [item["path"] for item in run(store, rules, stage_age_s=-1.0)["stage"]] == [str(rejected)]
+    rejected.symlink_to(outside)
+    (path / "foreign").write_text("x")
+    ensure()
+    assert contents(outside) == before
+    assert len(list(rejected.iterdir())) == 1 and not rejected.is_symlink()
 
 
 @pytest.mark.parametrize("part", ["inner", "rev", "stage"])
@@ -652,3 +717,44 @@ def test_a_download_that_was_cut_off_is_listed_with_how_far_it_is(
     assert found["received"] == total - size + 150, "what is between the spans is not there yet"
     ensure()
     assert describe_store(store, rules.state_dir)["models"][0]["downloads"] == []
+
+
+def test_what_goes_while_the_store_is_listed_is_passed_over(
+    publish: Publish, store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, current = publish(2)
+    job = base(store) / "stage" / "1-ab"
+    job.mkdir()
+    size, read = catalog.tree_bytes, RepoStore.read_manifest
+
+    def end_download(place: Path) -> int:
+        shutil.rmtree(job)
+        return size(place)
+
+    def free(self: RepoStore, snapshot: str) -> Any:
+        shutil.rmtree(old, ignore_errors=True)
+        return read(self, snapshot)
+
+    monkeypatch.setattr(catalog, "tree_bytes", end_download)
+    monkeypatch.setattr(RepoStore, "read_manifest", free)
+    (found,) = describe_store(store, rules.state_dir)["models"]
+    assert ([item["id"] for item in found["revisions"]], found["stage"]) == ([current.name], [])
+
+
+def test_a_generation_that_goes_meanwhile_is_no_obstacle(
+    publish: Publish, store: Path, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = publish(3)[0]
+    plan = tmp_path / "state/instances/chat/generations/1/plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text(str(old))
+    real = Path.is_file
+
+    def late(place: Path) -> bool:
+        found = real(place)
+        if place == plan:
+            place.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", late)
+    assert [item["id"] for item in run(store, rules)["removed"]] == [old.name]

@@ -146,6 +146,38 @@ def test_an_open_file_and_a_mount_are_refused(revisions: list[Path], store: Path
     assert (store / "Model").resolve() == revisions[1]
 
 
+def test_what_a_dead_run_took_out_of_sight_and_somebody_has_open_is_refused(
+    revisions: list[Path], store: Path, rules: Rules
+) -> None:
+    trash = base(store) / "stage" / f"trash-{revisions[0].name}-01234567"
+    revisions[0].rename(trash)
+    with (trash / "config.json").open("rb"):
+        (found,) = remove(store, rules, check=True)["in_use"]
+        assert (found["id"], found["reason"]) == (revisions[0].name, "somebody has config.json open")
+        with pytest.raises(StoreError, match=r"nothing of it was removed \(.*somebody has config\.json open"):
+            remove(store, rules)
+    assert (trash / "config.json").is_file() and revisions[1].is_dir()
+    assert remove(store, rules)["changed"] and not trash.exists()
+
+
+def test_what_goes_while_a_check_looks_is_passed_over(
+    revisions: list[Path], store: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download writes its notes anew all the time."""
+    note = base(store) / "stage" / "1-ab" / "part" / "x.json.new"
+    note.parent.mkdir(parents=True)
+    note.write_text("{}")
+    real = Path.lstat
+
+    def late(place: Path) -> os.stat_result:
+        if place == note:
+            place.unlink(missing_ok=True)
+        return real(place)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    assert len(remove(store, rules, check=True)["removed"]) == 2
+
+
 def test_a_model_that_is_being_downloaded_is_refused(revisions: list[Path], store: Path, rules: Rules) -> None:
     with (base(store) / "lock").open("r+") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
