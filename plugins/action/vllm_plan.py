@@ -15,15 +15,18 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.lock import locked_manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.weight_headers import weight_files
 from ansible_collections.socle.inference.plugins.module_utils._plan import instances as plan_instances
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.checks import IDS, Knowledge
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts, check_schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FOLDER, read_schemas
+from ansible_collections.socle.inference.plugins.module_utils._plan.held_weights import held_weights
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_tables
-from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, Template
+from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, SizeFinder, Template
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, nearest
@@ -50,8 +53,10 @@ OPTIONS = frozenset(
         "address",
         "rules_ignored",
         "calibrations",
+        "weights",
         "show",
         "notes",
+        "source",
         "seal",
     }
 )
@@ -66,6 +71,7 @@ VARIABLES = {
     "state_dir": "socle_state_dir",
     "rules_ignored": "vllm_rules_ignored",
     "calibrations": "socle_calibrations",
+    "source": "model_store_source",
     "notes": "socle_notes",
 }
 """Options that a host's variables stand in for."""
@@ -181,6 +187,8 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
         state_dir=_state_dir(args.get("state_dir") or "/var/lib/socle"),
         address=str(address) if address else None,
         calibrations=_calibrations(args.get("calibrations")),
+        weights=held_weights(plain(args.get("weights") or {})),
+        find_size=_locked_sizes(task_vars.get("inventory_dir"), str(args.get("source") or "modelscope")),
     )
     if not instances:
         return {"plans": {}, "host_class": None, "templates": [], "table": ""}
@@ -203,6 +211,20 @@ def _calibrations(given: Any) -> list[Any]:
     if given is not None and not isinstance(given, list):
         raise PlanError(f"calibrations must be a list of what records hold, but are {describe(given)}; leave them out.")
     return list(plain(given or []))
+
+
+def _locked_sizes(inventory_dir: Any, source: str) -> SizeFinder:
+    """The sizes that models were locked with when they were last brought to a host of this inventory."""
+
+    def find(repo: str, revision: str) -> int | None:
+        try:
+            manifest = locked_manifest(str(inventory_dir) if inventory_dir else None, source, repo, revision)
+        except SocleError:
+            # Whoever brings the model is told what is wrong with its lock.
+            return None
+        return sum(file.size for file in weight_files(manifest.files)) or None if manifest else None
+
+    return find
 
 
 def _facts(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._plan.held_weights import weights_due
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import (
     plan_images,
     plan_models,
@@ -25,5 +26,6 @@ class FilterModule:
             "plan_models": plan_models,
             "plan_images": plan_images,
             "plan_url": plan_url,
+            "weights_due": weights_due,
             "misspelt_variables": misspelt_variables,
         }

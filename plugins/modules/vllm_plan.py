@@ -108,6 +108,19 @@ options:
     type: list
     elements: dict
     version_added: 0.2.0
+  weights:
+    description:
+      - What M(socle.inference.model_weights_info) returned as RV(socle.inference.model_weights_info#module:weights) for
+        the host. Memory is then divided by the tensors of a model that the host holds, instead of by its model file;
+        what a start of it told goes before both.
+    type: dict
+    version_added: 0.2.0
+  source:
+    description:
+      - The hub of the models, below which the inventory keeps their locks. Where neither O(weights) nor the model file
+        tells how large a model is, its lock does. Without it, the variable C(model_store_source), else C(modelscope).
+    type: str
+    version_added: 0.2.0
   show:
     description: Prints RV(table) as M(socle.inference.show) does, and returns no plans.
     type: bool
@@ -164,6 +177,7 @@ options:
         default: false
 seealso:
   - module: socle.inference.gpu_facts
+  - module: socle.inference.model_weights_info
 """
 
 EXAMPLES = r"""
@@ -197,7 +211,8 @@ RETURN = r"""
 plans:
   description:
     - One plan for each instance, by name. Empty when there are no instances.
-    - C(capacity) is what memory will hold, with null for what is not known; C(findings) is a list of C(id),
+    - C(capacity) is what memory will hold, with null for what is not known and with C(weights_source), which says how
+      the weights are known; C(findings) is a list of C(id),
       C(severity), C(sentence), C(remedy), C(evidence) and C(subject).
   returned: success, without O(seal) and O(show)
   type: dict

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -14,9 +15,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile, check_files
+from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
+from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 
 WEIGHTS = "model-00001-of-00002.safetensors"
 MORE_WEIGHTS = "model-00002-of-00002.safetensors"
+
+
+def safetensors(tensors: dict[str, int], dtype: str = "BF16") -> bytes:
+    """The beginning of a safetensors file with tensors of so many bytes, which follow it."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, size in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": [size], "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def hold(store: Path, repo: str, files: dict[str, bytes], sizes: dict[str, int] | None = None) -> Manifest:
+    """Put a model into *store* as a sync leaves it, at branch master. Files of *sizes* go on to that length as holes:
+    weights of a real model's size, which take no room. Hashes are those of the name alone, since nobody proves them."""
+    lengths = {name: (sizes or {}).get(name, len(content)) for name, content in files.items()}
+    commit = hashlib.sha1(repr((repo, sorted(files.items()), lengths)).encode(), usedforsecurity=False).hexdigest()
+    listed = [ModelFile(name, size, hashlib.sha256(name.encode()).hexdigest()) for name, size in lengths.items()]
+    manifest = Manifest("modelscope", repo, "master", commit, "branch", check_files(listed), "2026-11-30T09:28:44Z")
+    place = RepoStore(store, "modelscope", repo)
+    place.prepare()
+    folder = place.revision(manifest.id)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        os.truncate(folder / name, lengths[name])
+    place.save_manifest(manifest)
+    ledger = place.read_ledger()
+    ledger.refs["master"] = manifest.id
+    place.save_ledger(ledger)
+    return manifest
 
 
 class Death(BaseException):

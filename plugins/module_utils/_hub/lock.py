@@ -63,6 +63,12 @@ def _lock_name(repo: str, revision: str) -> str:
     return f"{name}.json"
 
 
+def locked_manifest(inventory_dir: str | None, source: str, repo: str, revision: str) -> Manifest | None:
+    """What a revision is locked as; None without a lock. Raises SocleError for one that cannot be used."""
+    location = lock_location(inventory_dir, source, repo, revision)
+    return _read_lock(LockRequest(repo, revision, location))
+
+
 Held = Callable[[], Optional[Manifest]]
 
 

@@ -9,7 +9,7 @@ until one start of the host class was measured. Pure. Private to socle.inference
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
@@ -31,7 +31,8 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout im
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_pool import KvPool
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
-from ansible_collections.socle.inference.plugins.module_utils._plan.weights import Tensor, weights_per_gpu
+from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import TensorGroup
+from ansible_collections.socle.inference.plugins.module_utils._plan.weights import weights_per_gpu
 
 ONE_LINE_SINCE = (0, 28)
 """From here on the log tells tokens and concurrency in one line, and names the kind of device."""
@@ -42,6 +43,8 @@ class Capacity:
     """The figures of one launch; None where they cannot be told. GiB are per GPU."""
 
     weights_gib_per_gpu: float | None = None
+    weights_source: str | None = None
+    """How they are known, see weights.Weights."""
     kv_gib_per_gpu: float | None = None
     kv_tokens: int | None = None
     """Tokens that requests of max_model_len have in the cache together, whatever the version's log calls so."""
@@ -71,6 +74,7 @@ class Capacity:
         """The key ``capacity`` of a plan."""
         return {
             "weights_gib_per_gpu": _rounded(self.weights_gib_per_gpu),
+            "weights_source": self.weights_source,
             "kv_gib_per_gpu": _rounded(self.kv_gib_per_gpu),
             "kv_tokens": self.kv_tokens,
             "concurrency_at_full_length": _rounded(self.concurrency_at_full_length),
@@ -97,12 +101,12 @@ def plan_capacity(
     launch: Launch,
     gpu: Gpu | None,
     calibration: Calibration | None = None,
-    tensors: Sequence[Tensor] = (),
+    groups: Sequence[TensorGroup] = (),
 ) -> Capacity:
     """What *launch* will hold on each *gpu* (None: a processor), as far as the facts of the model allow.
 
-    *tensors* are those of the checkpoint's safetensors headers, when it is at hand. A calibration that says nothing
-    about this launch is not used.
+    *groups* are the tensors of the checkpoint by its safetensors headers, when it is at hand. A calibration that says
+    nothing about this launch is not used.
     """
     if architecture is None:
         reason = "the model file lacks layers, kv_heads, head_dim or what its linear attention needs"
@@ -110,16 +114,18 @@ def plan_capacity(
     findings = division_findings(architecture, launch)
     if findings:
         return Capacity(findings=tuple(findings))
-    weights = weights_per_gpu(architecture, launch, tensors)
+    weights = weights_per_gpu(architecture, launch, groups)
     if calibration is not None and (gpu is None or not calibration.fits(launch, architecture, gpu.host_class)):
         calibration = None
     memory = None if gpu is None else divide(architecture, launch, gpu, weights, calibration)
     weights_gib = memory.weights / GIB if memory else (weights.gib if weights else None)
+    source = memory.weights_source if memory else (weights.source if weights else None)
     try:
         layout = kv_layout(architecture, launch)
     except Unknown as unknown:
         return Capacity(
             weights_gib_per_gpu=weights_gib,
+            weights_source=source,
             kv_gib_per_gpu=memory.kv / GIB if memory else None,
             headroom_gib=memory.headroom / GIB if memory else None,
             findings=(unknown_finding(str(unknown)),),
@@ -130,13 +136,16 @@ def plan_capacity(
     if kv is None:
         return Capacity(
             weights_gib_per_gpu=weights_gib,
+            weights_source=source,
             block_tokens=layout.block_tokens,
             findings=(*findings, weights_finding(launch)),
             layout=layout,
         )
     pool = KvPool(layout, launch, kv)
     findings += memory_findings(launch, layout, pool, memory, gpu, calibration)
-    return _filled(launch, layout, pool, memory, weights_gib, findings)
+    return replace(
+        _filled(launch, layout, pool, memory, findings), weights_gib_per_gpu=weights_gib, weights_source=source
+    )
 
 
 def _filled(
@@ -144,12 +153,10 @@ def _filled(
     layout: KvLayout,
     pool: KvPool,
     memory: Memory | None,
-    weights_gib: float | None,
     findings: Sequence[Finding],
 ) -> Capacity:
     tokens = log_tokens(pool)
     return Capacity(
-        weights_gib_per_gpu=weights_gib,
         kv_gib_per_gpu=pool.kv_bytes / GIB,
         kv_tokens=pool.tokens,
         concurrency_at_full_length=pool.concurrency,

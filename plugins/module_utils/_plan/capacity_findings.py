@@ -54,8 +54,8 @@ def weights_finding(launch: Launch) -> Finding:
         NOTE,
         "How much the KV cache holds cannot be told: the size of the weights of "
         f"{launch.model or 'the model'} is not known.",
-        "Sync the model with models.yml, which tells its size, and set size_bytes in its model file, or start it once: "
-        "the record of a start tells the weights.",
+        "Sync the model with models.yml, whose lock then tells its size, set size_bytes in its model file, or start it "
+        "once: the record of a start tells the weights.",
         subject="size_bytes",
     )
 

@@ -28,6 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context
     worst_path,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import RuleSet, evaluate
+from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import TensorGroup
 
 IDS = (
     *(f"SOC-F{number:02}" for number in range(1, 19)),
@@ -91,6 +92,8 @@ class Subject:
     shm_size_bytes: int
     effort_aliases: bool
     calibrations: Sequence[Any] = ()
+    weights: Sequence[TensorGroup] = ()
+    """The tensors of the model that the host holds; none where it holds none, or nobody asked it."""
     refused: Collection[str] = field(default_factory=frozenset)
     """Flags, and "driver", of which the plan itself has told a fault."""
 
@@ -171,7 +174,7 @@ def _capacity(subject: Subject, context: Mapping[str, Any]) -> Capacity:
         model.name,
     )
     calibration = choose(subject.calibrations, launch, dimensions, gpu.host_class) if dimensions and gpu else None
-    return plan_capacity(dimensions, launch, gpu, calibration)
+    return plan_capacity(dimensions, launch, gpu, calibration, subject.weights)
 
 
 def _number(value: Any) -> float:

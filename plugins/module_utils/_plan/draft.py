@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
@@ -27,6 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.finding impo
     Finding,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size, render_env, render_flag
+from ansible_collections.socle.inference.plugins.module_utils._plan.held_weights import HeldWeights
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import DEFAULT_PORT
 from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Setting, merge
 from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
@@ -100,6 +102,7 @@ class Draft:
         """Flags, and "driver", of which a fault is told here already."""
         self.overlay: dict[str, Any] | None = None
         self.model = self._find_model(catalogue)
+        self.held = request.weights.get(self.model.repo, HeldWeights())
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
         self.engine: Engine = catalogue.engine()
         self.sources = Sources(self.where, instance, self.model, host_class, self.profile, self.engine, layers, variant)
@@ -112,7 +115,10 @@ class Draft:
                 f"{self.where}.model is {name!r}, which is no known model (known: {known_list(known)})"
                 f"{nearest(name, known) or '; correct it or add profiles/models/<name>.yml to a data folder.'}"
             )
-        return catalogue.model(name)
+        model = catalogue.model(name)
+        if model.size_bytes is None:
+            return replace(model, size_bytes=self.request.find_size(model.repo, model.revision))
+        return model
 
     def _find_profile(self, catalogue: Catalogue) -> tuple[Profile, int]:
         wanted = f"{self.model.name}--{self.host_class.name}"
@@ -189,6 +195,16 @@ class Draft:
                     f"image {image.value} is named after vLLM {named}, but vllm_version of profile {self.profile.name} "
                     f"is {self.profile.vllm_version}, by which flags and rules were judged and the acceptance decides",
                     "plan with a profile that has image and vllm_version of one release",
+                )
+            )
+        if self.held.fault:
+            warnings.append(
+                _warning(
+                    "weights-unread",
+                    "warning",
+                    f"what the weights of {self.model.repo} take is told by its model file, since the headers of its "
+                    f"files on {self.request.host} cannot be used: {self.held.fault}",
+                    "look what is wrong with models.yml -e model_store_action=verify",
                 )
             )
         aliases = self._effort_aliases(flags, warnings, problems)
@@ -294,6 +310,7 @@ class Draft:
             shm_size_bytes=self.profile.shm_size_bytes,
             effort_aliases=effort_aliases,
             calibrations=self.request.calibrations,
+            weights=self.held.groups,
             refused=self.refused,
         )
 

@@ -69,6 +69,7 @@ class Memory:
     total: int
     requested: int
     weights: int
+    weights_source: str
     activation: int
     non_torch: int
     graphs: int
@@ -124,6 +125,7 @@ def divide(
         total=total,
         requested=requested,
         weights=weights.bytes_per_gpu,
+        weights_source=weights.source,
         activation=activation,
         non_torch=non_torch,
         graphs=graphs,

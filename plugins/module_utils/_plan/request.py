@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
+
+from ansible_collections.socle.inference.plugins.module_utils._plan.held_weights import HeldWeights
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,14 @@ class Template:
 
     source: str
     sha256: str
+
+
+SizeFinder = Callable[[str, str], Optional[int]]
+"""The bytes of the weights of a repository at a revision; None where nobody knows."""
+
+
+def _no_size(repo: str, revision: str) -> int | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,10 @@ class Request:
     address: str | None = None
     calibrations: Sequence[Any] = ()
     """Contents of calibrations on record: those of this host first, then the newest first."""
+    weights: Mapping[str, HeldWeights] = field(default_factory=dict)
+    """What the host told of the weights in its store, by repository."""
+    find_size: SizeFinder = _no_size
+    """Asked where neither the model file nor the host tells the size."""
 
 
 TemplateFinder = Callable[[str], Template]

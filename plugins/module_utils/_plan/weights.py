@@ -8,44 +8,15 @@ Private to socle.inference.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
+from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import DTYPE_BYTES, Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import LARGEST
-
-HEADER_LENGTH_BYTES = 8
-HEADER_LIMIT_BYTES = 100_000_000
-"""The limit of the safetensors format itself."""
+from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import KV, LM_HEAD, VISION, TensorGroup
 
 MULTIMODAL_ROPE_FACTOR = 4
 """Models whose positions have several axes keep sines and cosines for this times max_position_embeddings."""
-
-_PART = re.compile(r"(^|\.)(visual|vision_tower|vision_model)\.")
-_MTP = re.compile(r"(^|\.)mtp\.")
-_KV = re.compile(r"\.(k_proj|v_proj)\.")
-_REPLICATED = re.compile(
-    r"norm\w*\.(weight|bias)$"
-    r"|\.mlp\.gate\.weight$|\.shared_expert_gate\.weight$"
-    r"|(^|\.)mtp\.fc\.weight$|patch_embed\.|pos_embed\."
-    r"|\.(o_proj|out_proj|down_proj|proj|linear_fc2)\.bias$"
-    r"|\.(input_scale|weight_scale_2|input_global_scale|weight_global_scale|k_scale|v_scale)$"
-)
-"""Norms, routers, the projection into the MTP layer, what embeds patches, biases after a sum over GPUs, and scales of a
-whole tensor."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One entry of a safetensors header."""
-
-    name: str
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,48 +45,14 @@ UNCERTAINTY_BYTES = {
 tensors."""
 
 
-def parse_header(content: bytes, where: str) -> list[Tensor]:
-    """Tensors of a safetensors file, of which *content* is the beginning: 8 bytes of length, then JSON.
+def weights_per_gpu(architecture: Architecture, launch: Launch, groups: Sequence[TensorGroup] = ()) -> Weights | None:
+    """The best that is known; None when neither tensors nor size nor all dimensions are.
 
-    Raises PlanError for what is no such file, or cut off within its header.
+    *groups* are the tensors of the checkpoint that the host holds, by their headers.
     """
-    if len(content) < HEADER_LENGTH_BYTES:
-        raise PlanError(f"{where} has {len(content)} bytes, too few for a safetensors file; fetch it again.")
-    length = int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
-    end = HEADER_LENGTH_BYTES + length
-    if length > HEADER_LIMIT_BYTES or len(content) < end:
-        raise PlanError(
-            f"{where} should begin with a safetensors header of {length} bytes, but "
-            f"{len(content) - HEADER_LENGTH_BYTES} are there; fetch it again."
-        )
-    try:
-        entries = json.loads(content[HEADER_LENGTH_BYTES:end])
-        return [
-            Tensor(str(name), _extent(*entry["data_offsets"]))
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PlanError(f"{where} has a safetensors header that cannot be read ({error}); fetch it again.") from error
-
-
-def _extent(start: Any, end: Any) -> int:
-    """Bytes from one offset to the other; ValueError for what are none."""
-    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= LARGEST):
-        raise ValueError(f"data_offsets are {str(start)[:40]} and {str(end)[:40]}")
-    return end - start
-
-
-def header_bytes(beginning: bytes) -> int:
-    """How many bytes of a file its header takes, from its first eight: what to read before parse_header."""
-    return HEADER_LENGTH_BYTES + int.from_bytes(beginning[:HEADER_LENGTH_BYTES], "little")
-
-
-def weights_per_gpu(architecture: Architecture, launch: Launch, tensors: Sequence[Tensor] = ()) -> Weights | None:
-    """The best that is known; None when neither tensors nor size nor all dimensions are."""
     extra = rope_cache_bytes(architecture)
-    if tensors:
-        return _weights(from_tensors(architecture, launch, tensors) + extra, "headers")
+    if groups:
+        return _weights(from_groups(architecture, launch, groups) + extra, "headers")
     plain = architecture.quantization in (None, "none")
     counted = from_architecture(architecture, launch)
     if plain and counted is not None:
@@ -131,26 +68,33 @@ def _weights(amount: int, source: str) -> Weights:
     return Weights(amount, source, UNCERTAINTY_BYTES[source])
 
 
-def from_tensors(architecture: Architecture, launch: Launch, tensors: Iterable[Tensor]) -> int:
-    """Bytes of *tensors* on one GPU. What is not loaded (vision, MTP) is left out."""
+def from_groups(architecture: Architecture, launch: Launch, groups: Iterable[TensorGroup]) -> int:
+    """Bytes of *groups* on one GPU, rounded up once a group. What is not loaded (vision, MTP) is left out."""
     total = 0
-    for tensor in tensors:
+    for group in groups:
         parts = launch.tensor_parallel
-        if _MTP.search(tensor.name) and not launch.mtp:
+        if group.mtp and not launch.mtp:
             continue
-        if _PART.search(tensor.name):
+        if group.part == VISION:
             if launch.language_model_only:
                 continue
             if launch.encoder_data_parallel:
                 parts = 1
-        elif _KV.search(tensor.name):
+        elif group.part == KV:
             parts = min(parts, architecture.kv_heads)
-        elif tensor.name.endswith("lm_head.weight") and architecture.tied_embeddings:
+        elif group.part == LM_HEAD and architecture.tied_embeddings:
             continue
-        if _REPLICATED.search(tensor.name):
+        if group.replicated:
             parts = 1
-        total += -(-tensor.size_bytes // parts)
+        total += -(-_loaded_bytes(architecture, group) // parts)
     return total
+
+
+def _loaded_bytes(architecture: Architecture, group: TensorGroup) -> int:
+    """Bytes of a group in memory: what an unquantised checkpoint stores in float32 is loaded in the model's dtype."""
+    if group.float32 and architecture.quantization in (None, "none"):
+        return group.size_bytes * architecture.element_bytes // DTYPE_BYTES["float32"]
+    return group.size_bytes
 
 
 def rope_cache_bytes(architecture: Architecture) -> int:

@@ -14,7 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.capacity imp
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags, parse_size
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import launch_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import LARGEST, Problems
-from ansible_collections.socle.inference.plugins.module_utils._plan.weights import parse_header
+from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import parse_header
 
 from .models import H200, HYBRID_27B, SMOLLM2, build
 

@@ -4,36 +4,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
-from ansible_collections.socle.inference.plugins.module_utils._plan.weights import (
+from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import (
     Tensor,
-    from_architecture,
-    from_tensors,
+    group,
     header_bytes,
     parse_header,
+)
+from ansible_collections.socle.inference.plugins.module_utils._plan.weights import (
+    from_architecture,
+    from_groups,
     weights_per_gpu,
 )
+
+from tests.support.model_store import safetensors
 
 from .models import H200_MTP2, HYBRID_27B, S3, SMOLLM2, build, hybrid
 
 WHOLE = Launch("0.26.0", 4096, speculative_method="mtp", speculative_tokens=1)
-
-
-def header(tensors: dict[str, int]) -> bytes:
-    """The beginning of a safetensors file with tensors of so many bytes."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
-    for name, size in tensors.items():
-        entries[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [place, place + size]}
-        place += size
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text
 
 
 @pytest.mark.parametrize(
@@ -126,7 +119,7 @@ TENSORS = {
 
 def tensors(**changes: Any) -> int:
     launch = replace(WHOLE, **changes)
-    return from_tensors(hybrid(), launch, [Tensor(name, size) for name, size in TENSORS.items()])
+    return from_groups(hybrid(), launch, group(Tensor(name, size) for name, size in TENSORS.items()))
 
 
 def test_one_gpu_holds_all_tensors() -> None:
@@ -150,19 +143,60 @@ def test_tensors_that_are_not_loaded_take_nothing() -> None:
 
 def test_tied_embeddings_are_held_once() -> None:
     model = build({**HYBRID_27B, "tied_embeddings": True})
-    assert from_tensors(model, WHOLE, [Tensor("lm_head.weight", 8), Tensor("model.embed_tokens.weight", 8)]) == 8
+    both = [Tensor("lm_head.weight", 8), Tensor("model.embed_tokens.weight", 8)]
+    assert from_groups(model, WHOLE, group(both)) == 8
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tensor_parallel": 2},
+        {"tensor_parallel": 8, "speculative_tokens": 0},
+        {"tensor_parallel": 8, "language_model_only": True},
+        {"tensor_parallel": 4, "encoder_data_parallel": True},
+    ],
+)
+def test_groups_give_what_their_tensors_give_within_the_rounding(changes: Any) -> None:
+    """Sizes that no number of GPUs divides: each tensor alone is rounded up, by less than a byte."""
+    launch, model = replace(WHOLE, **changes), build({**HYBRID_27B, "tied_embeddings": True})
+    odd = [
+        Tensor(f"{name.rpartition('.')[0]}.{number}.{name.rpartition('.')[2]}", size + number)
+        for name, size in TENSORS.items()
+        for number in (1, 3, 5)
+    ] + [Tensor(name, size + 1) for name, size in TENSORS.items()]
+    grouped = group(odd)
+    assert len(grouped) < len(odd) / 4 and sum(each.count for each in grouped) == len(odd)
+    alone = sum(from_groups(model, launch, group([tensor])) for tensor in odd)
+    assert 0 <= alone - from_groups(model, launch, grouped) < len(odd)
+
+
+def test_layers_beyond_those_of_the_model_are_for_mtp() -> None:
+    """As DeepSeek and GLM number them; other towers may have more layers."""
+    beyond = ["model.layers.64.mlp.up_proj.weight", "model.language_model.layers.64.eh_proj.weight"]
+    others = ["model.layers.63.mlp.up_proj.weight", "audio_tower.layers.64.fc1.weight"]
+    found = group([Tensor(name, 8) for name in (*beyond, *others)], layers=64)
+    assert sorted((each.mtp, each.count) for each in found) == [(False, 2), (True, 2)]
+    assert not any(each.mtp for each in group([Tensor(name, 8) for name in beyond]))
+
+
+def test_what_is_stored_in_float32_is_loaded_in_the_dtype_of_the_model() -> None:
+    stored = group([Tensor("model.layers.0.mlp.up_proj.weight", 4000, "F32")])
+    assert from_groups(hybrid(), WHOLE, stored) == 2000
+    # There they are scales, which stay as they are.
+    assert from_groups(hybrid(quantization="fp8"), WHOLE, stored) == 4000
 
 
 def test_headers_are_preferred_to_the_architecture() -> None:
-    weights = weights_per_gpu(hybrid(), WHOLE, [Tensor("a", GIB)])
+    weights = weights_per_gpu(hybrid(), WHOLE, group([Tensor("a", GIB)]))
     assert weights is not None
     assert (weights.source, weights.gib) == ("headers", 1.125)
 
 
 def test_a_header_is_read_without_the_rest_of_its_file() -> None:
-    content = header(TENSORS)
+    content = safetensors(TENSORS)
     assert header_bytes(content[:8]) == len(content)
-    assert parse_header(content + b"\0" * 100, "model.safetensors") == [Tensor(k, v) for k, v in TENSORS.items()]
+    assert parse_header(content + b"\0" * 100, "a") == [Tensor(k, v, "BF16") for k, v in TENSORS.items()]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +204,12 @@ def test_a_header_is_read_without_the_rest_of_its_file() -> None:
     [
         b"",
         b"\x01",
-        header(TENSORS)[:-1],
+        safetensors(TENSORS)[:-1],
         b"\xff" * 16,
         (2).to_bytes(8, "little") + b"[]",
         (1).to_bytes(8, "little") + b"x",
     ],
 )
 def test_a_broken_header_is_told_with_its_file(content: bytes) -> None:
-    with pytest.raises(PlanError, match=r"model-00001\.safetensors .*fetch it again"):
+    with pytest.raises(PlanError, match=r"^model-00001\.safetensors (has|should begin)"):
         parse_header(content, "model-00001.safetensors")

@@ -15,6 +15,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.checks impor
     SAID_BETTER_OF_FLAG,
     Knowledge,
 )
+from ansible_collections.socle.inference.plugins.module_utils._plan.held_weights import held_weights
 from ansible_collections.socle.inference.plugins.module_utils._plan.present import plan_table
 from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
@@ -29,7 +30,13 @@ REFUSED = {("rtx-1", "home", "mtp")}
 
 
 def real(
-    host: str, instance: str, known: Knowledge | None = None, facts: Any = None, calibrations: Any = (), **changes: Any
+    host: str,
+    instance: str,
+    known: Knowledge | None = None,
+    facts: Any = None,
+    calibrations: Any = (),
+    weights: Any = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """The plan of one instance of the example inventory, with *changes* of its keys."""
     instances = instances_of(host)
@@ -41,6 +48,7 @@ def real(
         group_names=[CLASSES[host]],
         address=ADDRESSES[host],
         calibrations=calibrations,
+        weights=held_weights(weights or {}),
     )
     return resolve(request, CATALOGUE, pytest.fail, known or knowledge()).plans[instance]
 
