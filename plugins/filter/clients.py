@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._plan.client_card import recorded_class
+from ansible_collections.socle.inference.plugins.plugin_utils.filter_on_use import on_use
 
 
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"recorded_class": recorded_class}
+        return {"recorded_class": on_use("_plan.client_card", "recorded_class")}

@@ -7,11 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._stack.catalogue import (
-    host_findings_failure,
-    host_findings_lines,
-)
-from ansible_collections.socle.inference.plugins.module_utils._stack.provisioned import news, provision_line
+from ansible_collections.socle.inference.plugins.plugin_utils.filter_on_use import on_use
 
 
 class FilterModule:
@@ -19,8 +15,8 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "host_findings_failure": host_findings_failure,
-            "host_findings_lines": host_findings_lines,
-            "host_findings_new": news,
-            "provision_line": provision_line,
+            "host_findings_failure": on_use("_stack.catalogue", "host_findings_failure"),
+            "host_findings_lines": on_use("_stack.catalogue", "host_findings_lines"),
+            "host_findings_new": on_use("_stack.provisioned", "news"),
+            "provision_line": on_use("_stack.provisioned", "provision_line"),
         }

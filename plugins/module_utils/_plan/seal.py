@@ -14,11 +14,13 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.draft import
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import check_gpus
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.surroundings import (
+    environment_fingerprint,
+    units_needed,
+)
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 
 ENGINES = ("podman", "docker")
-
-FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
 _DIGEST = r"sha256:[0-9a-f]{64}"
 
@@ -87,35 +89,6 @@ def launch_fingerprint(plan: Mapping[str, Any], secrets_hmac: str | None) -> str
             "network": plan["network"],
             "port": plan["port"],
             "shm_size_bytes": plan["shm_size_bytes"],
-        }
-    )
-
-
-def host_engine(facts: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Name and version of the container engine *name*, by default of the one that the facts prefer."""
-    preferred = facts.get("engine") or {}
-    if name is None or name == preferred.get("name"):
-        return {"name": preferred.get("name"), "version": preferred.get("version")}
-    return {"name": name, "version": (facts.get("engines") or {}).get(name)}
-
-
-def units_needed(facts: Mapping[str, Any]) -> list[str]:
-    """Units without which no GPU of the host can be used: the fabric manager where there are NVSwitches."""
-    return [FABRIC_MANAGER] if facts.get("nvswitches") or facts.get("nvlink5") else []
-
-
-def environment_fingerprint(facts: Mapping[str, Any], engine_name: str | None = None) -> str:
-    """What surrounds the engine: its change makes an acceptance stale, but restarts nothing.
-
-    *engine_name* is the container engine that runs it, by default the one that the facts prefer.
-    """
-    engine = host_engine(facts, engine_name)
-    return digest(
-        {
-            "driver": (facts.get("driver") or {}).get("version"),
-            "toolkit": (facts.get("toolkit") or {}).get("version"),
-            "engine": [engine.get("name"), engine.get("version")],
-            "kernel": facts.get("kernel"),
         }
     )
 

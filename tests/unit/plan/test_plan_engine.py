@@ -10,9 +10,9 @@ import pytest
 from ansible_collections.socle.inference.plugins.filter.deploy import facts_environment
 from ansible_collections.socle.inference.plugins.filter.engine import choose_engine, engine_due
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.seal import (
+from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
+from ansible_collections.socle.inference.plugins.module_utils._plan.surroundings import (
     environment_fingerprint,
-    seal,
     units_needed,
 )
 
