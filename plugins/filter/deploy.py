@@ -9,7 +9,10 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import overrides_of
-from ansible_collections.socle.inference.plugins.module_utils._plan.seal import environment_fingerprint, host_engine
+from ansible_collections.socle.inference.plugins.module_utils._plan.surroundings import (
+    environment_fingerprint,
+    host_engine,
+)
 
 BENCHMARK_CHOICES = ("missing", "always", "never")
 
