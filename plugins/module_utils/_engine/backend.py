@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
@@ -39,6 +40,11 @@ PROPERTIES = (
     "ExecMainExitTimestampMonotonic"
 )
 
+JOURNAL_BYTES = 16 << 20
+"""Of a journal as JSON, read at once: some ten thousand lines."""
+
+JOURNAL_PIECES = 4
+
 _KERNEL_LINE = re.compile(r"\[ *(\d+)\.(\d{6})\] (.*)")
 """What dmesg prints: seconds since the boot, and the message."""
 
@@ -48,6 +54,10 @@ one that lists every architecture that vLLM knows."""
 
 _LINE_END = re.compile(r"[\r\n]+")
 """No other one: what str.splitlines takes for a line's end, such as U+0085, users can put into what engines log."""
+
+_SHOWN_BYTES = 2000
+
+Answer = TypeVar("Answer")
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 """A colour, as of VLLM_LOGGING_COLOR=1, or another order to a terminal."""
@@ -184,6 +194,25 @@ def parse_journal(text: str) -> tuple[list[JournalLine], str | None]:
             for line in filter(None, _LINE_END.split(_ESCAPE.sub("", message))):
                 lines.append(JournalLine(_CONTROL.sub(" ", line), int(entry.get("__MONOTONIC_TIMESTAMP") or 0)))
     return lines, cursor
+
+
+def image_of(inspected: Any) -> Image:
+    """The image of what ``image inspect`` says as JSON."""
+    (found,) = inspected
+    return Image(id=str(found["Id"]), repo_digests=sorted(map(str, found.get("RepoDigests") or [])))
+
+
+def said_json(done: Completed[str], attempt: str, read: Callable[[Any], Answer]) -> Answer:
+    """What *read* makes of the JSON that a command said; EngineError, "Cannot <attempt>: ...", where that is none."""
+    try:
+        return read(json.loads(done.stdout))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise EngineError(
+            f"Cannot {attempt}: '{' '.join(done.args[:3])}' answered something else than the JSON that is known of it"
+            f" ({type(error).__name__}); run it by hand on the host, and repair or update what it is part of.",
+            rc=done.returncode,
+            stdout=done.stdout[:_SHOWN_BYTES],
+        ) from error
 
 
 class Backend(ABC):
@@ -351,17 +380,28 @@ class Backend(ABC):
         return self.states([instance])[instance]
 
     def follow(self, instance: str, since_us: int, cursor: str | None = None) -> tuple[list[JournalLine], str | None]:
-        """The unit's journal after *cursor*, or from the monotonic time *since_us* on; and the next cursor."""
+        """The unit's journal after *cursor*, or from the monotonic time *since_us* on; and the next cursor.
+
+        Of an engine that says more than is read at once, the rest comes with the next call.
+        """
         argv = ["journalctl", "--unit", self.service(instance), *_JSON]
-        if cursor:
-            argv += ["--after-cursor", cursor]
-        else:
-            # A coarse bound for speed; the exact one is the monotonic time, which no clock step can move.
-            age_s = time.monotonic() - since_us / 1e6
-            argv += ["--boot", f"--since=@{int(time.time() - age_s) - 5}"]
-        done = self._runner(argv)
-        lines, last = parse_journal(done.stdout)
-        return [line for line in lines if line.monotonic_us >= since_us], last or cursor
+        # A coarse bound for speed; the exact one is the monotonic time, which no clock step can move.
+        age_s = time.monotonic() - since_us / 1e6
+        beginning = ["--boot", f"--since=@{int(time.time() - age_s) - 5}"]
+        found: list[JournalLine] = []
+        for _piece in range(JOURNAL_PIECES):
+            done = self._runner([*argv, *(["--after-cursor", cursor] if cursor else beginning)], enough=JOURNAL_BYTES)
+            lines, last = parse_journal(done.stdout)
+            found += [line for line in lines if line.monotonic_us >= since_us]
+            if done.returncode != -signal.SIGKILL:
+                return found, last or cursor
+            if last is None:
+                raise EngineError(
+                    f"Cannot read the journal of {self.service(instance)}: it has an entry of more than"
+                    f" {JOURNAL_BYTES >> 20} MiB; see 'journalctl -u {self.service(instance)}' on the host."
+                )
+            cursor = last
+        return found, cursor
 
     def kernel_log(self, since_us: int) -> list[str]:
         """The kernel's messages from the monotonic time *since_us* on; none where the host does not show them."""

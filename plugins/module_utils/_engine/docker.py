@@ -11,7 +11,6 @@ the container. ``--env`` and ``--env-file`` would put it into ``docker inspect``
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._engine import unit
-from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, Image, check_name
+from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
+    Backend,
+    Image,
+    check_name,
+    image_of,
+    said_json,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Files, Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import (
     Version,
@@ -299,7 +304,8 @@ class DockerBackend(Backend):
                 rc=done.returncode,
                 stderr=done.stderr,
             )
-        return [Path(str(folder)) for folder in json.loads(done.stdout) or []]
+        attempt = "ask Docker's daemon where it looks for CDI specifications"
+        return said_json(done, attempt, lambda folders: [Path(str(folder)) for folder in folders or []])
 
     def validate(self, instance: str, text: str) -> None:
         with tempfile.TemporaryDirectory(prefix="socle-unit-") as folder:
@@ -335,7 +341,7 @@ class DockerBackend(Backend):
     def container_labels(self, instance: str) -> dict[str, str] | None:
         done = self._inspect_container(self._docker_path, instance)
         if done.returncode == 0:
-            return dict(json.loads(done.stdout) or {})
+            return said_json(done, f"look at container vllm-{instance}", lambda labels: dict(labels or {}))
         if "no such container" in done.stderr.lower():
             return None
         raise _unanswered(f"container vllm-{instance}", done)
@@ -346,8 +352,7 @@ class DockerBackend(Backend):
             if "no such image" in done.stderr.lower():
                 return None
             raise _unanswered(f"image {reference}", done)
-        found = json.loads(done.stdout)[0]
-        return Image(id=str(found["Id"]), repo_digests=sorted(found.get("RepoDigests") or []))
+        return said_json(done, f"look at image {reference}", image_of)
 
     def pull(self, reference: str, on_progress: Callable[[str], None] | None = None) -> None:
         progress = PullProgress()

@@ -9,7 +9,6 @@ Private to socle.inference.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import check_name
+from ansible_collections.socle.inference.plugins.module_utils._engine.documents import (
+    PLAN_BYTES,
+    STATE_BYTES,
+    Damaged,
+    read_document,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 
 SCHEMA = "socle.generation/1"
 
@@ -117,7 +123,7 @@ def _number(name: str) -> int | None:
 def _fault(instance: str, plan: Mapping[str, Any]) -> str | None:
     """What in a plan that was edited or damaged no launch could go by; None where nothing is."""
     if plan.get("instance") != instance:
-        return f"its plan is of the instance {str(plan.get('instance'))[:80]!r}"
+        return f"its plan.json is of the instance {str(plan.get('instance'))[:80]!r}"
     for key, (kind, inner) in _KINDS.items():
         value = plan.get(key)
         if value is None and key not in ("argv", "port"):
@@ -125,7 +131,9 @@ def _fault(instance: str, plan: Mapping[str, Any]) -> str | None:
         held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         wrong = not isinstance(value, kind) or isinstance(value, bool)
         if wrong or (inner is not None and not all(isinstance(item, inner) for item in held)):
-            return f"{key} of its plan is not what a plan has there"
+            return f"{key} of its plan.json is not what a plan has there"
+    if not 0 < plan["port"] < 65536:
+        return "port of its plan.json is none"
     return _lack("mounts", plan, ("kind", "source", "target")) or _lack("secrets", plan, ("name", "target"))
 
 
@@ -133,7 +141,9 @@ def _lack(key: str, plan: Mapping[str, Any], needed: Sequence[str]) -> str | Non
     for item in plan.get(key) or []:
         for part in needed:
             if not isinstance(item.get(part), str):
-                return f"{key} of its plan have no {part}"
+                return f"{key} of its plan.json have no {part}"
+            if part in ("source", "target") and key == "mounts" and path_fault(item[part]):
+                return f"{part} of {key} of its plan.json is no path"
     return None
 
 
@@ -153,20 +163,29 @@ def read_history(folder: Path, files: Files) -> History:
             history.warnings.append(f"{entry} is not a generation of {name}: ignored.")
             continue
         history.highest = max(history.highest, number)
+        parts: dict[str, dict[str, Any]] = {}
+        fault = None
+        for file, limit in (("plan.json", PLAN_BYTES), ("state.json", STATE_BYTES)):
+            try:
+                parts[file] = read_document(files, entry / file, limit)
+            except Damaged as error:
+                fault = fault or f"its {file} {error}"
+        plan, state = parts.get("plan.json", {}), parts.get("state.json", {})
+        unit = None
         try:
-            plan = json.loads(files.read(entry / "plan.json") or "")
-            state = json.loads(files.read(entry / "state.json") or "")
             texts = [files.read(entry / f"vllm-{name}{suffix}") for suffix in UNIT_SUFFIXES]
             unit = next((text for text in texts if text is not None), None)
-        except (OSError, ValueError, RecursionError) as error:
-            history.warnings.append(f"Generation {entry} cannot be read ({error}): ignored.")
-            continue
-        if not isinstance(plan, dict) or not isinstance(state, dict) or unit is None or state.get("schema") != SCHEMA:
-            history.warnings.append(f"Generation {entry} is incomplete or of an unknown version: ignored.")
-            continue
-        fault = _fault(name, plan)
-        if fault is not None:
-            history.warnings.append(f"Generation {entry} was changed by hand or is damaged ({fault}): ignored.")
+        except OSError as error:
+            fault = fault or f"its unit cannot be read: {error.strerror or error}"
+        if fault is None and state.get("schema") != SCHEMA:
+            fault = "its state.json is of an unknown version"
+        if fault is None and unit is None:
+            fault = "its unit is missing"
+        fault = fault or _fault(name, plan)
+        if fault is not None or unit is None:
+            history.warnings.append(
+                f"Generation {entry} is ignored, since {fault}; put that file right, or remove the folder."
+            )
             continue
         history.generations[number] = Generation(number, plan, unit, state)
     for link in ("current", "accepted"):

@@ -37,6 +37,13 @@ INSTALL = {
 }
 
 
+OUTPUT_BYTES = 64 << 20
+"""Of each of a command's two outputs; the largest that is asked for, a schema of all flags, has half a MiB."""
+
+FILE_BYTES = 16 << 20
+"""Of a file; the largest that is read whole, a tokenizer's settings, has some MiB."""
+
+
 class Runner(Protocol):
     """Runs an argument list, never a shell."""
 
@@ -47,6 +54,7 @@ class Runner(Protocol):
         input_text: str | None = None,
         timeout_s: float = 60.0,
         on_line: Callable[[str], None] | None = None,
+        enough: int | None = None,
     ) -> Completed[str]: ...
 
 
@@ -56,21 +64,33 @@ def run(
     input_text: str | None = None,
     timeout_s: float = 60.0,
     on_line: Callable[[str], None] | None = None,
+    enough: int | None = None,
 ) -> Completed[str]:
-    """The real runner. *on_line* gets every line of its output as it comes, and "" about once a second."""
+    """The real runner. *on_line* gets every line of its output as it comes, and "" about once a second.
+
+    A command is killed once it has said *enough* bytes: its status is then -SIGKILL, and what it said is cut there.
+    Without that, one that says more than OUTPUT_BYTES is an EngineError.
+    """
+    given = " ".join(argv[:3])
     try:
-        if on_line is None:
-            return subprocess.run(
-                list(argv),
-                input=input_text,
-                stdin=subprocess.DEVNULL if input_text is None else None,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        return _run_watched(argv, timeout_s, on_line)
+        with subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL if input_text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                outputs = _Outputs(process, on_line)
+                outputs.read(input_text, time.monotonic() + timeout_s, enough or OUTPUT_BYTES)
+                if outputs.full and enough is None:
+                    raise EngineError(
+                        f"Gave up on '{given}': it said more than the {OUTPUT_BYTES >> 20} MiB of which anything is"
+                        " known here; run it by hand on the host to see what it says, and put that right.",
+                        cmd=list(argv),
+                    )
+            finally:
+                if process.returncode is None:
+                    process.kill()
     except FileNotFoundError as error:
         tool = Path(argv[0]).name
         raise EngineError(
@@ -79,51 +99,81 @@ def run(
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(
-            f"Gave up on '{' '.join(argv[:3])}' after {timeout_s:.0f} s: it did not end; see whether the host is"
-            " overloaded or the command hangs when run by hand.",
+            f"Gave up on '{given}' after {timeout_s:.0f} s: it did not end; see whether the host is overloaded or the"
+            " command hangs when run by hand.",
             cmd=list(argv),
         ) from error
+    return subprocess.CompletedProcess(list(argv), process.returncode, *outputs.texts())
 
 
-def _run_watched(argv: Sequence[str], timeout_s: float, on_line: Callable[[str], None]) -> Completed[str]:
-    deadline = time.monotonic() + timeout_s
-    output = {"stdout": b"", "stderr": b""}
-    with (
-        subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process,
-        selectors.DefaultSelector() as selector,
-    ):
-        if process.stdout is None or process.stderr is None:
-            raise AssertionError("Popen was told to open both pipes")
-        selector.register(process.stdout, selectors.EVENT_READ, "stdout")
-        selector.register(process.stderr, selectors.EVENT_READ, "stderr")
-        pending = {"stdout": b"", "stderr": b""}
-        try:
-            while selector.get_map():
+class _Outputs:
+    """What a process says on both of its outputs, read as it comes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> None:
+        self._process = process
+        self._on_line = on_line
+        self._said = {"stdout": bytearray(), "stderr": bytearray()}
+        self._told = {"stdout": 0, "stderr": 0}
+        self.full = False
+
+    def read(self, input_text: str | None, deadline: float, limit: int) -> None:
+        """Until it ended, or said more than *limit* bytes on one of them. Raises TimeoutExpired after *deadline*."""
+        process = self._process
+        left = memoryview((input_text or "").encode("utf-8", "replace"))
+        with selectors.DefaultSelector() as selector:
+            for name in self._said:
+                selector.register(getattr(process, name), selectors.EVENT_READ, name)
+            if process.stdin is not None:
+                os.set_blocking(process.stdin.fileno(), False)
+                selector.register(process.stdin, selectors.EVENT_WRITE, "stdin")
+            while selector.get_map() and not self.full:
                 if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(list(argv), timeout_s)
+                    raise subprocess.TimeoutExpired(process.args, 0)
                 ready = selector.select(1.0)
-                if not ready:
-                    on_line("")
+                if not ready and self._on_line is not None:
+                    self._on_line("")
                 for key, _events in ready:
-                    chunk = os.read(key.fd, 65536)
-                    if not chunk:
+                    if key.data == "stdin":
+                        left = self._feed(left)
+                        over = not left
+                    else:
+                        over = not self._take(key.fd, key.data, limit)
+                    if over:
                         selector.unregister(key.fileobj)
-                        continue
-                    output[key.data] += chunk
-                    *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
-                    for line in lines:
-                        on_line(line.decode("utf-8", "replace"))
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(
-        list(argv),
-        process.returncode,
-        output["stdout"].decode("utf-8", "replace"),
-        output["stderr"].decode("utf-8", "replace"),
-    )
+                        key.fileobj.close()  # type: ignore[union-attr]
+        if not self.full:
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _feed(self, left: memoryview) -> memoryview:
+        try:
+            return left[os.write(self._process.stdin.fileno(), left[:65536]) :]  # type: ignore[union-attr]
+        except BrokenPipeError:  # it reads no further, and says itself what it thinks of that
+            return left[:0]
+
+    def _take(self, descriptor: int, name: str, limit: int) -> bool:
+        """Read some of an output; False at its end."""
+        chunk = os.read(descriptor, 65536)
+        said = self._said[name]
+        said += chunk
+        if len(said) > limit:
+            self.full = True
+            del said[limit:]
+        while self._on_line is not None:
+            end = said.find(b"\n", self._told[name])
+            if end < 0:
+                break
+            line = bytes(said[self._told[name] : end])
+            self._told[name] = end + 1
+            self._on_line(line.decode("utf-8", "replace"))
+        return bool(chunk)
+
+    def texts(self) -> tuple[str, str]:
+        """Standard output and errors, with the ends of lines as Python has them."""
+        out, err = (
+            bytes(said).decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+            for said in self._said.values()
+        )
+        return out, err
 
 
 def accepts_connections(address: str, port: int) -> bool:
@@ -146,6 +196,7 @@ FILE_REMEDIES = {
     errno.EISDIR: "move that folder away, as a file belongs there",
     errno.EILSEQ: "correct the file by hand",
     errno.ENXIO: "remove it, as a file belongs there",
+    errno.EFBIG: "see what wrote it, and move it away",
 }
 
 PLACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -153,7 +204,8 @@ PLACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class NotText(OSError, ValueError):
-    """A file holds no UTF-8 text or is a pipe; both kinds, as those who pass damaged files over expect either."""
+    """A file holds no UTF-8 text, is a pipe, or is larger than any of its kind; both kinds, as those who pass damaged
+    files over expect either."""
 
 
 def irregular(path: Path) -> str | None:
@@ -288,14 +340,21 @@ def put_bytes(path: Path, content: bytes, mode: int) -> None:
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
-    def read(self, path: Path) -> str | None:
-        """The text, or None where there is no such file. Raises OSError, of which `NotText` is one."""
+    def read(self, path: Path, limit: int = FILE_BYTES) -> str | None:
+        """The text, or None where there is no such file. Raises OSError, of which `NotText` is one.
+
+        A file of more than *limit* bytes is not read further.
+        """
         try:
             # Opening a pipe waits for a writer, who may never come.
             fault = irregular(path)
             if fault:
                 raise NotText(errno.ENXIO, fault, str(path))
-            return path.read_text(encoding="utf-8")
+            with path.open("rb") as stream:
+                content = stream.read(limit + 1)
+            if len(content) > limit:
+                raise NotText(errno.EFBIG, f"it is larger than {limit >> 10} KiB", str(path))
+            return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:

@@ -13,12 +13,17 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.generation
     overrides_of,
     read_history,
 )
-from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files, explaining
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 
 
 def list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple[dict[str, Any], list[str]]:
     """All instances of the host, with warnings about what is there and cannot be read."""
+    with explaining("list the instances of this host", instances_dir):
+        return _list_instances(backend, instances_dir, files)
+
+
+def _list_instances(backend: Backend, instances_dir: Path, files: Files) -> tuple[dict[str, Any], list[str]]:
     warnings: list[str] = []
     histories: dict[str, History] = {}
     try:

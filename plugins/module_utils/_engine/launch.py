@@ -22,7 +22,6 @@ for: two at a time would both find the port free. From then on the unit itself t
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +36,11 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.changes import argv_changes
 from ansible_collections.socle.inference.plugins.module_utils._engine.claim import instance_lock
+from ansible_collections.socle.inference.plugins.module_utils._engine.documents import (
+    PLAN_BYTES,
+    STATE_BYTES,
+    document_text,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.drain import Drain
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import (
     SCHEMA,
@@ -65,12 +69,11 @@ from ansible_collections.socle.inference.plugins.module_utils._progress import P
 
 LOCK_TIMEOUT_S = 30
 
+REASON_CHARS = 10_000
+"""Of why a generation failed; one sentence for each check of a suite is kept whole."""
+
 HOST_LOCK_S = 600
 """How long a launch waits for another one of its host, which may let requests end before it starts anything."""
-
-
-def _dump(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 class Launcher:
@@ -157,7 +160,8 @@ class Launcher:
 
     def _note(self, instance: str, generation: Generation, **changes: Any) -> None:
         generation.state = {**generation.state, **changes}
-        self._files.write(self._state_file(instance, generation.number), _dump(generation.state))
+        text = document_text(generation.state, STATE_BYTES, f"what is noted of {instance}")
+        self._files.write(self._state_file(instance, generation.number), text)
 
     def start(
         self, plan: dict[str, Any], retry: bool = False, check: bool = False, restart: bool = False
@@ -354,7 +358,11 @@ class Launcher:
             reuse = Generation(history.highest + 1, plan, text, state)
             files.make_folder(
                 folder / "generations" / str(reuse.number),
-                {"plan.json": _dump(plan), unit_file.name: text, "state.json": _dump(state)},
+                {
+                    "plan.json": document_text(plan, PLAN_BYTES, f"the plan of {instance}"),
+                    unit_file.name: text,
+                    "state.json": document_text(state, STATE_BYTES, f"what is noted of {instance}"),
+                },
             )
         elif needed or (reuse.failed and retry):
             forgiven = {"verdict": None, "reason": None, "verdict_at": None} if reuse.failed else {}
@@ -488,6 +496,7 @@ class Launcher:
         check: bool = False,
     ) -> dict[str, Any]:
         """Note that a generation (the current one) was accepted, or that it failed and why."""
+        reason = reason and reason[:REASON_CHARS]
         folder = self._dir / check_name(instance)
         history = read_history(folder, self._files)
         number = generation if generation is not None else history.current

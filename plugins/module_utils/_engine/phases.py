@@ -57,8 +57,8 @@ class Milestone:
     """Several may come and the last one counts."""
 
 
-_SHARDS = re.compile(r"Loading \S* ?checkpoint shards:\s+\d+% Completed \| (\d+)/(\d+)")
-_GRAPHS = re.compile(r"Capturing CUDA graphs?[^:]*:\s+\d+%\|[^|]*\| (\d+)/(\d+)")
+_SHARDS = re.compile(r"Loading \S* ?checkpoint shards:\s+\d+% Completed \| (\d{1,9})/(\d{1,9})(?!\d)")
+_GRAPHS = re.compile(r"Capturing CUDA graphs?[^:]*:\s+\d+%\|[^|]*\| (\d{1,9})/(\d{1,9})(?!\d)")
 
 _EAGER = re.compile(r"^non-default args: .*'enforce_eager': True|^Enforce eager set, disabling torch\.compile")
 

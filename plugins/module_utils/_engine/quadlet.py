@@ -16,11 +16,18 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
 from ansible_collections.socle.inference.plugins.module_utils._engine import unit
-from ansible_collections.socle.inference.plugins.module_utils._engine.backend import Backend, Image, check_name
+from ansible_collections.socle.inference.plugins.module_utils._engine.backend import (
+    Backend,
+    Image,
+    check_name,
+    image_of,
+    said_json,
+)
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import (
     PODMAN_MINIMUM,
@@ -30,6 +37,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.select imp
 )
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 from ansible_collections.socle.inference.plugins.module_utils._stack.parse import parse_cdi_dirs
+from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 from ansible_collections.socle.inference.plugins.module_utils._units import starts_another_command
 
 KEY_SINCE: dict[str, Version] = {
@@ -290,8 +298,7 @@ class QuadletBackend(Backend):
     def cdi_dirs(self) -> list[Path]:
         paths = [self._root / path for path in CONTAINERS_CONF]
         paths += sorted((self._root / CONTAINERS_CONF_DIR).glob("*.conf"))
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
-        found = parse_cdi_dirs(texts)
+        found = parse_cdi_dirs([text for text in map(read_regular, paths) if text])
         return [Path(folder) for folder in (CDI_DIRS if found is None else found)]
 
     def exec(self, instance: str, argv: Sequence[str], timeout_s: float = 60.0) -> Completed[str]:
@@ -303,7 +310,7 @@ class QuadletBackend(Backend):
     def container_labels(self, instance: str) -> dict[str, str] | None:
         done = self._inspect_container(self._podman_path, instance)
         if done.returncode == 0:
-            return dict(json.loads(done.stdout) or {})
+            return said_json(done, f"look at container vllm-{instance}", lambda labels: dict(labels or {}))
         # As for images, one status for "not there" and "broken".
         if self._podman("container", "exists", f"vllm-{check_name(instance)}").returncode == 1:
             return None
@@ -324,12 +331,8 @@ class QuadletBackend(Backend):
                 rc=done.returncode,
                 stderr=done.stderr,
             )
-        found = json.loads(done.stdout)[0]
-        identifier = str(found["Id"])
-        return Image(
-            id=identifier if identifier.startswith("sha256:") else f"sha256:{identifier}",
-            repo_digests=sorted(found.get("RepoDigests") or []),
-        )
+        found = said_json(done, f"look at image {reference}", image_of)
+        return found if found.id.startswith("sha256:") else replace(found, id=f"sha256:{found.id}")
 
     def pull(self, reference: str, on_progress: Callable[[str], None] | None = None) -> None:
         layers: set[str] = set()
@@ -360,8 +363,8 @@ class QuadletBackend(Backend):
         done = self._podman("secret", "inspect", secret_name(instance, name))
         if done.returncode != 0:
             return None
-        labels = json.loads(done.stdout)[0]["Spec"].get("Labels") or {}
-        return str(labels.get(self._MARK, ""))
+        attempt = f"look at secret {secret_name(instance, name)}"
+        return said_json(done, attempt, lambda said: str((said[0]["Spec"].get("Labels") or {}).get(self._MARK, "")))
 
     def put_secret(self, instance: str, name: str, value: str, mark: str) -> None:
         target = secret_name(instance, name)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -65,6 +66,8 @@ AFTER_LINES = 3
 
 NEWEST_RECORDS = 20
 """How many records of earlier deployments are read at most."""
+
+_COUNT = re.compile(r"[0-9]{1,15}")
 
 Answer = tuple[int, bytes]
 """HTTP status (0: no connection or no answer in time) and body."""
@@ -139,7 +142,7 @@ def parse_cache_info(metrics: bytes) -> dict[str, int | None]:
 
     def number(key: str) -> int | None:
         value = labels.get(key, "")
-        return int(value) if value.isdigit() else None
+        return int(value) if _COUNT.fullmatch(value) else None
 
     return {key: number(key) for key in ("num_gpu_blocks", "block_size", "kv_cache_size_tokens")}
 

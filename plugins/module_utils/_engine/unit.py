@@ -74,6 +74,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+")
 _ADDRESS = re.compile(r"[0-9A-Za-z.:-]+")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_SECONDS = re.compile(r"[0-9]{1,9}")
 _UNIT = re.compile(r"[A-Za-z0-9_.@-]+\.(service|target|mount)")
 
 
@@ -200,7 +201,7 @@ def shutdown_timeout_s(plan: Mapping[str, Any]) -> int:
         flag, equals, value = str(word).partition("=")
         if flag == "--shutdown-timeout":
             text = value if equals else str(argv[index + 1]) if index + 1 < len(argv) else ""
-            return int(text) if text.isdigit() else 0
+            return int(text) if _SECONDS.fullmatch(text) else 0
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,11 +106,19 @@ class Host:
         self.refuse = ""
 
     def __call__(
-        self, argv: Sequence[str], *, input_text: str | None = None, timeout_s: float = 60.0, on_line: Any = None
+        self,
+        argv: Sequence[str],
+        *,
+        input_text: str | None = None,
+        timeout_s: float = 60.0,
+        on_line: Any = None,
+        enough: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
         words = list(argv)
         self.calls.append(words)
         rc, out, err = self._answer(words, input_text, on_line)
+        if enough is not None and len(out) > enough:
+            rc, out = -signal.SIGKILL, out[:enough]
         return subprocess.CompletedProcess(words, rc, out, err)
 
     def count(self, *words: str) -> int:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +43,23 @@ def in_plan(**changes: Any) -> Damage:
     return damage
 
 
+def in_state(generation: Path, **changes: Any) -> None:
+    path = generation / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def relink(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _level in range(depth):
+        value = [value]
+    return value
+
+
 DAMAGES: dict[str, Damage] = {
     "nested": lambda generation: (generation / "plan.json").write_text("[" * 100_000),
     "argv is a number": in_plan(argv=5),
@@ -52,6 +71,22 @@ DAMAGES: dict[str, Damage] = {
     "sources of texts": in_plan(sources={"max-num-seqs": "4"}),
     "another instance's": in_plan(instance="other"),
     "a plan of nothing": lambda generation: (generation / "plan.json").write_text("{}"),
+    "an empty plan": lambda generation: (generation / "plan.json").write_text(""),
+    "no plan": lambda generation: (generation / "plan.json").unlink(),
+    "a list": lambda generation: (generation / "plan.json").write_text("[]"),
+    "a plan without end": lambda generation: (generation / "plan.json").write_bytes(b" " * (5 << 20)),
+    "an endless plan": lambda generation: relink(generation / "plan.json", "/dev/zero"),
+    "deep within": in_plan(env={"a": nested(200)}),
+    "half a character": in_plan(image="\ud800"),
+    "no number": in_plan(max_model_len=float("nan")),
+    "a port beyond all": in_plan(port=10**30),
+    "a port below all": in_plan(port=-1),
+    "a mount of no path": in_plan(mounts=[{"kind": "model", "source": "/a\0b", "target": "/b"}]),
+    "a state without end": lambda generation: (generation / "state.json").write_bytes(b" " * (2 << 20)),
+    "a state of half a character": lambda generation: in_state(generation, reason="\ud800"),
+    "a state of no map": lambda generation: (generation / "state.json").write_text("7"),
+    "no unit": lambda generation: (generation / "vllm-chat.container").unlink(),
+    "a unit of no text": lambda generation: (generation / "vllm-chat.container").write_bytes(b"\xff"),
     "half a state": lambda generation: (generation / "state.json").write_text('{"schema": "socle.gen'),
 }
 
@@ -65,7 +100,10 @@ def test_a_damaged_generation_is_ignored_with_a_warning_and_replaced(
     launcher.mark("chat", "accepted")
     damage(tmp_path / "instances/chat/generations/1")
     found, warnings = list_instances(backend, tmp_path / "instances", Files())
-    assert found == {} and any("generations/1 " in warning for warning in warnings)
+    (warning,) = (warning for warning in warnings if "generations/1 " in warning)
+    assert found == {} and "\n" not in warning
+    assert warning.endswith("; put that file right, or remove the folder.")
+    assert any(file in warning for file in ("plan.json", "state.json", "its unit "))
     with pytest.raises(EngineError, match="none is accepted"):
         launcher.roll_back("chat")
     assert launcher.stop("chat", check=True)["action"] == "would_stop"
@@ -75,6 +113,44 @@ def test_a_damaged_generation_is_ignored_with_a_warning_and_replaced(
     assert launcher.start(beside)["generation"] == 1
     assert launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})["generation"] == 2
     assert list_instances(backend, tmp_path / "instances", Files())[0]["chat"]["status"] == "started"
+
+
+def test_nothing_is_kept_that_would_not_be_read_again(
+    launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"Cannot keep the plan of chat: it has \d+ KiB, .*; shorten flags, env"):
+        launcher.start({**plan, "evidence": "x" * (5 << 20)})
+    assert host.restarts == 0 and not (tmp_path / "systemd").exists()
+    launcher.start(plan)
+    host.active = "active"
+    for _turn in range(2):
+        result = launcher.mark("chat", "failed", "x" * (5 << 20))
+    # Cut in the same way each time, it is the same reason.
+    assert result["changed"] is False
+    state = json.loads((tmp_path / "instances/chat/generations/1/state.json").read_text())
+    assert state["reason"] == "x" * 10_000
+
+
+@pytest.mark.parametrize("place", ["instances", "instances/chat"])
+def test_what_is_in_the_place_of_the_instances_is_no_traceback(
+    place: str, backend: QuadletBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    if place == "instances":
+        path.write_text("a file")
+    else:
+        path.mkdir()
+        real = Path.iterdir
+
+        def broken(self: Path) -> Any:
+            if self.name == "chat":
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+            return real(self)
+
+        monkeypatch.setattr(Path, "iterdir", broken)
+    with pytest.raises(EngineError, match=rf"Cannot list the instances of this host: .* \({path}\); "):
+        list_instances(backend, tmp_path / "instances", Files())
 
 
 @pytest.mark.parametrize("name", ["²", "٣", "01", "1" * 20])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import stat
 import sys
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.socle.inference.plugins.module_utils._engine import backend as module
+from ansible_collections.socle.inference.plugins.module_utils._engine import host_io
 from ansible_collections.socle.inference.plugins.module_utils._engine.backend import parse_journal, parse_show
 from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import reports_error
+from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import (
     Files,
     NotText,
@@ -277,6 +281,97 @@ def test_the_runner_watches_both_outputs() -> None:
     done = run([sys.executable, "-c", code], on_line=seen.append)
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "one\ntwo\n")
     assert sorted(line for line in seen if line) == ["one", "out", "two"]
+
+
+def script(code: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, sys, time\n{code}"]
+
+
+FLOOD = "while True: os.write({}, b'x' * 65536)"
+
+
+@pytest.mark.parametrize("output", [1, 2])
+def test_a_command_that_says_without_end_is_given_up(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_io, "OUTPUT_BYTES", 1 << 20)
+    with pytest.raises(EngineError, match=r"(?s)Gave up on '.* -c .*': it said more than the 1 MiB") as caught:
+        run(script(FLOOD.format(output)))
+    assert len(str(caught.value.fields)) < 1000
+
+
+def test_of_a_command_that_says_enough_the_beginning_is_kept() -> None:
+    done = run(script("os.write(1, b'line\\n')\n" + FLOOD.format(1)), enough=70_000)
+    assert done.returncode == -signal.SIGKILL and len(done.stdout) == 70_000 and done.stdout.startswith("line\nxx")
+    done = run(script("print('a')"), enough=70_000)
+    assert (done.returncode, done.stdout) == (0, "a\n")
+
+
+def test_a_command_gets_its_whole_input_and_may_leave_it() -> None:
+    given = "ä" * 200_000
+    code = "sys.stdout.write(str(len(sys.stdin.buffer.read())))"
+    assert run(script(code), input_text=given).stdout == str(len(given.encode()))
+    assert run(script("print('no')"), input_text=given * 20).stdout == "no\n"
+    assert run(script("sys.stdout.write(repr(sys.stdin.read()))")).stdout == "''"
+
+
+def test_lines_end_as_they_do_for_a_file() -> None:
+    assert run(script(r"os.write(1, b'a\r\nb\rc\n\xff')")).stdout == "a\nb\nc\n\ufffd"
+
+
+@pytest.mark.parametrize("code", ["time.sleep(600)", "os.close(1); os.close(2); time.sleep(600)"])
+def test_a_command_that_does_not_end_is_given_up(code: str) -> None:
+    with pytest.raises(EngineError, match=r"(?s)Gave up on '.*' after 1 s: it did not end"):
+        run(script(code), timeout_s=1)
+
+
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+    said = r"Cannot x: it is larger than 16384 KiB \(.*plan\.json\); see what wrote it"
+    with pytest.raises(EngineError, match=said), explaining("x"):
+        Files().read(path)
+    path.write_text("12345")
+    assert Files().read(path, 5) == "12345"
+    with pytest.raises(NotText):
+        Files().read(path, 4)
+
+
+@pytest.mark.parametrize("answer", ["", "{", "[]", "{}", "null", "7", '[{"id": 1}]', "[[[", "[" * 100_000, '["x"]'])
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_an_answer_of_an_engine_that_is_none_is_one_sentence(
+    engine: str, answer: str, backend: QuadletBackend, docker: DockerBackend, host: Host, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(host, "_answer", lambda *_: (0, answer, ""))
+    asked = docker if engine == "docker" else backend
+    questions = [lambda: asked.image("x:1")]
+    if engine == "podman":
+        questions.append(lambda: asked.secret_mark("chat", "api_key"))
+    if answer not in ("[]", "{}", "null"):
+        questions.append(lambda: asked.container_labels("chat"))
+    for ask in questions:
+        with pytest.raises(EngineError, match=rf"Cannot look at .*: '{engine} .*' answered something else") as caught:
+            ask()
+        assert "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+def test_a_flood_in_the_journal_is_read_in_pieces_and_none_of_it_is_lost(
+    backend: QuadletBackend, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOURNAL_BYTES", 2000)
+    monkeypatch.setattr(module, "JOURNAL_PIECES", 3)
+    host.journal = [(5, f"line {number} {'x' * 100}") for number in range(100)]
+    found: list[str] = []
+    cursor = None
+    for _call in range(10):
+        lines, cursor = backend.follow("chat", 0, cursor)
+        found += [line.text.split(" ")[1] for line in lines]
+    assert found == [str(number) for number in range(100)]
+    assert backend.follow("chat", 0, cursor) == ([], cursor)
+    host.journal = [(5, "x" * 5000)]
+    with pytest.raises(
+        EngineError, match=r"Cannot read the journal of vllm-chat\.service: it has an entry of more than"
+    ):
+        backend.follow("chat", 0)
 
 
 def test_units_are_read_apart() -> None:
