@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import overrides_of
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import quoted, short
 from ansible_collections.socle.inference.plugins.module_utils._plan.surroundings import (
     environment_fingerprint,
     host_engine,
@@ -74,7 +75,7 @@ def benchmark_due(state: Mapping[str, Any], running: Mapping[str, Any], choice: 
     present launch was not measured yet, whatever came out; "always" and "never" say so for all of them.
     """
     if choice not in BENCHMARK_CHOICES:
-        raise ValueError(f"socle_benchmark is {choice!r}; use one of {', '.join(BENCHMARK_CHOICES)}.")
+        raise ValueError(f"socle_benchmark is {quoted(choice)}; use one of {', '.join(BENCHMARK_CHOICES)}.")
     names = sorted(name for name, found in running.items() if found.get("plan"))
     if choice == "missing":
         return [name for name in names if _unmeasured(state["instances"].get(name, {}), running[name])]
@@ -156,7 +157,7 @@ def rollback_story(
 def unknown_instances(names: Any, hostvars: Mapping[str, Any], hosts: Iterable[str]) -> list[str]:
     """Those of *names* that vllm_instances of none of the *hosts* has, sorted."""
     if isinstance(names, str) or not isinstance(names, (list, tuple)):
-        return [str(names)]
+        return [short(names)]
     known: set[str] = set()
     for host in hosts:
         try:
@@ -165,7 +166,7 @@ def unknown_instances(names: Any, hostvars: Mapping[str, Any], hosts: Iterable[s
             # One host's broken variable is told where that host is worked on.
             continue
         known.update(declared if isinstance(declared, Mapping) else ())
-    return sorted(str(name) for name in names if name not in known)
+    return sorted(short(name) for name in names if name not in known)
 
 
 def acceptance_line(acceptance: Mapping[str, Any]) -> str:

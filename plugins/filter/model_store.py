@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.socle.inference.plugins.module_utils._hub.fanout import Member, Place, arrange
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 
 INSPECTIONS = "__model_store_inspections"
 STARTED = "__model_store_started"
@@ -26,7 +27,7 @@ def unique_models(models: Iterable[Mapping[str, Any]], source: str = "modelscope
         known = found.setdefault(repo, {"repo": repo, "revision": revision})
         if known["revision"] != revision:
             raise AnsibleFilterError(
-                f"{repo} is wanted at {known['revision']} and at {revision} on one host: "
+                f"{short(repo)} is wanted at {short(known['revision'])} and at {short(revision)} on one host: "
                 "give its instances the same revision"
             )
         known.update({name: str(model[name]) for name in ("path", "verify") if model.get(name)})

@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_options, unknown_variables
 
@@ -50,7 +51,7 @@ def variable_faults(hostvars: Any, hosts: Iterable[str], names: Iterable[str] = 
 
 def _keep_faults(keep: Any) -> list[str]:
     """Why garbage collection would refuse *keep*; what is no number at all is told by its type."""
-    number = str(keep).strip()
+    number = short(keep).strip()
     if not number.lstrip("-").isdecimal() or int(number) >= 1:
         return []
     return [f"model_store_keep is {number}, expected 1 or more, since the current revision stays"]
@@ -71,7 +72,7 @@ def models_faults(models: Any) -> list[str]:
             return [f"{where}, which names no repo, {FORM}"]
         wrong = [key for key in model if key not in known]
         if wrong:
-            return [f"{where}, and a model has no {wrong[0]}, only {', '.join(known)}, {FORM}"]
+            return [f"{where}, and a model has no {short(wrong[0])}, only {', '.join(known)}, {FORM}"]
         nested = [key for key, value in model.items() if isinstance(value, (Mapping, list, tuple))]
         if nested:
             return [f"{where}, whose {nested[0]} is {kind_of(model[nested[0]])}, {FORM}"]
@@ -80,8 +81,8 @@ def models_faults(models: Any) -> list[str]:
 
 def _shown(model: Any) -> str:
     if isinstance(model, Mapping):
-        return str(model["repo"]) if isinstance(model.get("repo"), str) else f"{{{', '.join(map(str, model))}}}"
-    return f"the string {model[:80]}" if isinstance(model, str) else kind_of(model)
+        return short(model["repo"] if isinstance(model.get("repo"), str) else f"{{{', '.join(map(short, model))}}}")
+    return f"the string {short(model)}" if isinstance(model, str) else kind_of(model)
 
 
 def _specified() -> dict[str, Mapping[str, Any]]:
@@ -91,7 +92,7 @@ def _specified() -> dict[str, Mapping[str, Any]]:
 
 def _unknown(one: Mapping[str, str | None]) -> str:
     hint = f" (did you mean {one['nearest']}?)" if one["nearest"] else ""
-    return f"{one['name']} is no variable of socle{hint}"
+    return f"{short(one['name'])} is no variable of socle{hint}"
 
 
 def _value(own: Any, name: str) -> Any:

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._hub.names import repo_of
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import closest, short
 from ansible_collections.socle.inference.plugins.plugin_utils.model_cells import (
     aligned,
     commit_of,
@@ -140,9 +140,9 @@ def model_remove_unknown(
     for repo in dict.fromkeys(str(look["item"]) for look in looks):
         if repo in there | known:
             continue
-        near = difflib.get_close_matches(repo, sorted(known | held), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        faults.append(f"{repo} is in no store of these hosts, in no lock and not in the inventory{hint}")
+        near = closest(repo, sorted(known | held))
+        hint = f" (did you mean {near}?)" if near else ""
+        faults.append(f"{short(repo)} is in no store of these hosts, in no lock and not in the inventory{hint}")
     return faults
 
 

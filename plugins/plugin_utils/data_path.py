@@ -19,7 +19,11 @@ from typing import Any, TypeVar
 
 import yaml
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, quoted, short
+
+_SHOWN_PATH = 120
+_SHOWN_REASON = 120
+"""Characters of a path, and of the words of a library, within a sentence."""
 
 COLLECTION = Path(__file__).resolve().parents[2]
 
@@ -38,7 +42,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             if isinstance(key, str):
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key!r} is written twice", key_node.start_mark
+                        None, None, f"the key {quoted(key)} is written twice", key_node.start_mark
                     )
                 seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -83,12 +87,11 @@ def _parsed(path: Path, changed_ns: int, size: int) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return short((error.strerror if isinstance(error, OSError) else None) or error, _SHOWN_REASON)
 
 
 def _short(path: Path) -> str:
-    text = str(path)
-    return text if len(text) <= 120 else text[:120] + "..."
+    return short(path, _SHOWN_PATH)
 
 
 def _kind(mode: int) -> str:
@@ -128,8 +131,8 @@ class DataPath:
         path = self.find(f"{folder}/{name}.yml")
         if path is None:
             raise PlanError(
-                f"{folder}/{name}.yml was looked for in {self.describe()} and not found; "
-                f"the names there are {', '.join(self.names(folder)) or 'none'}."
+                f"{folder}/{short(name)}.yml was looked for in {self.describe()} and not found; "
+                f"the names there are {known_list(self.names(folder))}."
             )
         shown = self.show(path)
         try:
@@ -144,7 +147,7 @@ class DataPath:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f" in line {mark.line + 1}" if mark else ""
-            reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+            reason = short(getattr(error, "problem", None) or str(error).partition("\n")[0], _SHOWN_REASON)
             raise PlanError(f"{shown} is not valid YAML{line}: {reason}; correct it.") from error
         except RecursionError as error:
             raise PlanError(
@@ -152,7 +155,7 @@ class DataPath:
             ) from error
         except (ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:
             # What the loader meets in a date, a number or a tag that looks like one and is none.
-            reason = " ".join(str(error).split())[:120]
+            reason = short(" ".join(str(error).split()), _SHOWN_REASON)
             raise PlanError(
                 f"{shown} holds a value that cannot be a date, a number or what its tag says ({reason}); "
                 "quote it to make it a string, or correct it."
@@ -255,6 +258,6 @@ def user_path(base: Path, entry: str, variable: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         # A home folder of nobody, a name that is too long, a NUL.
         raise PlanError(
-            f"{variable} names {entry[:120]!r}, which cannot be a path ({_reason(error)}); correct it."
+            f"{variable} names {short(entry, _SHOWN_PATH)!r}, which cannot be a path ({_reason(error)}); correct it."
         ) from error
     return path

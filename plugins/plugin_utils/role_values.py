@@ -7,7 +7,6 @@ Ansible compares them when a role begins, which is after modules have read some 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import SHOWN, closest, short
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_options
 
 ROLES = ("container_engine", "gpu_container_toolkit", "gpu_driver")
@@ -29,9 +29,6 @@ WORDS = {
     "path": "a path",
     "str": "a string",
 }
-
-SHOWN = 60
-"""Characters of a value; a longer one is told by its kind."""
 
 
 def checked_variables() -> dict[str, Mapping[str, Any]]:
@@ -54,7 +51,9 @@ def value_faults(values: Mapping[str, Any], specified: Mapping[str, Mapping[str,
 
 def _fault(name: str, spec: Mapping[str, Any], value: Any) -> str:
     bare = {key: spec[key] for key in ("type", "choices", "elements", "options") if key in spec}
-    valid = not ArgumentSpecValidator({name: bare}).validate({name: value}).error_messages
+    # Ansible cannot write a number of thousands of digits.
+    endless = isinstance(value, int) and abs(value) >= 10**SHOWN
+    valid = not endless and not ArgumentSpecValidator({name: bare}).validate({name: value}).error_messages
     options = spec.get("options")
     if isinstance(value, Mapping) and options:
         # Ansible makes a string of whatever stands where one is expected.
@@ -66,8 +65,8 @@ def _fault(name: str, spec: Mapping[str, Any], value: Any) -> str:
                 return f"{name} has {kind_of(part)} as {key}, expected {_expected(options[key])}"
     if valid and _fits(spec, value):
         return ""
-    near = difflib.get_close_matches(str(value).lower(), spec.get("choices") or (), n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    near = closest(short(value, SHOWN).lower(), map(str, spec.get("choices") or ()))
+    hint = f" (did you mean {near}?)" if near else ""
     return f"{name} is {_shown(spec, value)}, expected {_expected(spec)}{hint}"
 
 
@@ -90,7 +89,7 @@ def _expected(spec: Mapping[str, Any]) -> str:
 
 
 def _shown(spec: Mapping[str, Any], value: Any) -> str:
-    scalar = isinstance(value, (str, int, float))
+    scalar = isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 10**SHOWN)
     text = json.dumps(value, ensure_ascii=False) if scalar else ""
     hidden = spec.get("no_log") or spec.get("options") or "@" in text or len(text) > SHOWN
     return text if scalar and not hidden else kind_of(value)

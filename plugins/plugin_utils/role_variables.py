@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import yaml
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -32,6 +33,9 @@ OTHERS = frozenset(
     }
 )
 """Variables with a role's prefix that playbooks read, or that the role reads from each host of an inventory."""
+
+LONGEST = 200
+"""Characters of a name that is compared, which takes long for the longest; no variable of socle has as many."""
 
 NEAR = 0.8
 """As difflib counts: from here on two names are the same but for a slip."""
@@ -98,7 +102,7 @@ def misspelt_variables(names: Iterable[str]) -> list[str]:
     """A phrase for each of *names* that is nearly, and not quite, a variable that playbooks or plans read."""
     faults = []
     for name in sorted(set(names) - OF_PLAYBOOKS - _INTERNAL):
-        if name.startswith(("socle_", "vllm_")):
+        if len(name) <= LONGEST and name.startswith(("socle_", "vllm_")):
             for meant in difflib.get_close_matches(name, sorted(OF_PLAYBOOKS), n=1, cutoff=_SAME):
                 faults.append(f"{name} is no variable of socle (did you mean {meant}?)")
     return faults
@@ -115,7 +119,8 @@ def unknown_variables(names: Iterable[str]) -> list[dict[str, str | None]]:
     found: list[dict[str, str | None]] = []
     for name in sorted(name for name in names if name.startswith(prefixes) and name not in known):
         common = not any("_" in role for role in roles if name.startswith(f"{role}_"))
-        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=NEAR if common else 0.6)
+        compared = name[:LONGEST]
+        nearest = difflib.get_close_matches(compared, sorted(known), n=1, cutoff=NEAR if common else 0.6)
         if nearest or not common:
-            found.append({"name": name, "nearest": nearest[0] if nearest else None})
+            found.append({"name": short(name), "nearest": nearest[0] if nearest else None})
     return found

@@ -20,7 +20,7 @@ import jinja2.meta
 import jinja2.sandbox
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import THINKING_OFF
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, short
 from ansible_collections.socle.inference.plugins.module_utils._plan.template_overlay import EFFORT, THINKING, overlay
 from ansible_collections.socle.inference.plugins.plugin_utils.bounded import OutOfBounds, bounded
 
@@ -107,8 +107,7 @@ class Rendering:
     @property
     def said(self) -> str:
         """The refusal as part of a sentence: one line, of a length that people read."""
-        line = " ".join((self.refusal or "").split())
-        return line if len(line) <= _SAID else line[:_SAID] + "..."
+        return short(" ".join((self.refusal or "").split()), _SAID)
 
 
 class _Renderer:
@@ -119,7 +118,9 @@ class _Renderer:
             self._template = self._environment.from_string(text)
         except jinja2.TemplateError as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            raise PlanError(f"{what} cannot be read as Jinja: {error}{line}; {_instead()}.") from error
+            raise PlanError(
+                f"{what} cannot be read as Jinja: {short(' '.join(str(error).split()), _SAID)}{line}; {_instead()}."
+            ) from error
 
     def __call__(self, arguments: Mapping[str, Any]) -> Rendering:
         try:

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 
 FOLDERS = ("group_vars", "host_vars")
+SHOWN = 120
+"""Characters of the parser's words, which repeat what it met."""
+
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 """Those that Ansible's plugin host_group_vars reads, by its default."""
 
@@ -42,7 +46,7 @@ def faults(folder: Path, names: Collection[str]) -> list[str]:
 def _where(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    reason = str(getattr(error, "problem", None) or str(error).partition("\n")[0])
+    reason = short(getattr(error, "problem", None) or str(error).partition("\n")[0], SHOWN)
     if "unhashable" in reason:
         reason = "a map where a key is expected, as '{{ NAME }}' without quotes is"
     return f"{line}: {reason}"

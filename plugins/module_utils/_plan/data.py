@@ -15,7 +15,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import MODEL, Model, check_model, model_from
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Check, Problems, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Check,
+    Problems,
+    nearest,
+    quoted,
+    short,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.serving import SERVING_FILE, Serving, serving_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.texts import class_text, evidence_map
 
@@ -116,7 +122,7 @@ _CLASS = schema.record(
         "driver": schema.record(
             {
                 "flavour": schema.choice("open", "proprietary"),
-                "minimum": schema.text(r"\d{3}(\.\d+)*", "a driver version in quotes, such as '580'"),
+                "minimum": schema.text(r"\d{3}(\.\d{1,9}){0,4}", "a driver version in quotes, such as '580'"),
             },
             ["flavour", "minimum"],
         ),
@@ -142,14 +148,14 @@ def _check_kind(origin: str, content: Mapping[str, Any]) -> None:
         problems.add(f"{origin} is of kind {content['kind']} and has {', '.join(own)}, as only GPUs do; remove them.")
     if content.get("link") == "pcie" and content.get("nvlink_expected"):
         problems.add(
-            f"{origin}: nvlink_expected is {content['nvlink_expected']!r}, but link is pcie; "
+            f"{origin}: nvlink_expected is {quoted(content['nvlink_expected'])}, but link is pcie; "
             "make it nvlink_optional, or nvlink_expected null."
         )
     known = {*content, *content.get("flags", {}), *content.get("env", {})}
     for key in content.get("evidence", {}):
         if key not in known:
             problems.add(
-                f"{origin}: evidence.{key} is about nothing in that class{nearest(key, known) or '; remove it.'}"
+                f"{origin}: evidence.{short(key)} is about nothing in that class{nearest(key, known) or '; remove it.'}"
             )
     problems.raise_if_any()
 
@@ -308,4 +314,6 @@ class Catalogue:
 
 def _check_name(found: HostClass | Model, name: str) -> None:
     if found.name != name:
-        raise PlanError(f"{found.origin}: name is {found.name!r}, but the file is called {name!r}; make them agree.")
+        raise PlanError(
+            f"{found.origin}: name is {quoted(found.name)}, but the file is called {quoted(name)}; make them agree."
+        )

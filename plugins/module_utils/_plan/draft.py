@@ -34,7 +34,13 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.layers impor
 from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, Template, TemplateFinder
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Problems,
+    known_list,
+    nearest,
+    quoted,
+    short,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.serving import Profile
 from ansible_collections.socle.inference.plugins.module_utils._plan.sources import Sources
 
@@ -43,6 +49,9 @@ CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
 API_KEY_TARGET = "VLLM_API_KEY"
 ANY_ADDRESS = "0.0.0.0"
 _RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)(?![^+.-])")
+
+IMAGE_SHOWN = 200
+"""Characters of an image reference within a sentence, which is longer than other names and copied whole."""
 
 OWN_FLAGS = ("host", "port", "served-model-name")
 """Flags that the plan makes of other keys of an instance."""
@@ -112,7 +121,7 @@ class Draft:
         name = self.instance["model"]
         if name not in known:
             raise PlanError(
-                f"{self.where}.model is {name!r}, which is no known model (known: {known_list(known)})"
+                f"{self.where}.model is {quoted(name)}, which is no known model (known: {known_list(known)})"
                 f"{nearest(name, known) or '; correct it or add profiles/models/<name>.yml to a data folder.'}"
             )
         model = catalogue.model(name)
@@ -134,7 +143,7 @@ class Draft:
         chosen = self.variant.get("profile") or self.instance.get("profile") or serving.recommended
         if chosen not in serving.profiles:
             raise PlanError(
-                f"{self.where}.profile is {chosen!r}, which {serving.origin} does not have "
+                f"{self.where}.profile is {quoted(chosen)}, which {serving.origin} does not have "
                 f"(it has: {known_list(serving.profiles)})"
                 f"{nearest(chosen, serving.profiles) or '; choose one of them or leave profile out.'}"
             )
@@ -181,8 +190,9 @@ class Draft:
                 _warning(
                     "image-override",
                     "info",
-                    f"{image.origin} replaces the profile's image {self.profile.image} by {image.value}, while the "
-                    f"flags were chosen for vLLM {self.profile.vllm_version}",
+                    f"{image.origin} replaces the profile's image {short(self.profile.image, IMAGE_SHOWN)} by "
+                    f"{short(image.value, IMAGE_SHOWN)}, while the flags were chosen for vLLM "
+                    f"{self.profile.vllm_version}",
                     "give it a profile of its own in your data once it is accepted and measured",
                 )
             )
@@ -192,8 +202,9 @@ class Draft:
                 _warning(
                     "image-version",
                     "warning",
-                    f"image {image.value} is named after vLLM {named}, but vllm_version of profile {self.profile.name} "
-                    f"is {self.profile.vllm_version}, by which flags and rules were judged and the acceptance decides",
+                    f"image {short(image.value, IMAGE_SHOWN)} is named after vLLM {named}, but vllm_version of profile "
+                    f"{self.profile.name} is {self.profile.vllm_version}, by which flags and rules were judged and the "
+                    "acceptance decides",
                     "plan with a profile that has image and vllm_version of one release",
                 )
             )
@@ -344,7 +355,7 @@ class Draft:
         known = self.model.effort.aliases
         if name not in known:
             problems.add(
-                f"{origin} is {name!r}, which {self.model.origin} does not have (it has: {known_list(known)})"
+                f"{origin} is {quoted(name)}, which {self.model.origin} does not have (it has: {known_list(known)})"
                 f"{nearest(name, known) or '; correct it, or set it to false.'}"
             )
             return None

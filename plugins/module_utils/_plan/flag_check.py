@@ -7,7 +7,6 @@ Whatever argparse, or the first look at a value, would end the engine with is sa
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -17,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.finding impo
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_json import check_class
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import Flag, FlagSchema, version_key
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import closest, describe, quoted, short
 
 PARSER_FLAGS = {
     "tool-call-parser": ("tool_parsers", "tool-parser-plugin"),
@@ -122,15 +121,11 @@ def _verb(found: Sized, one: str, several: str) -> str:
     return several if len(found) > 1 else one
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
-
-
 def _not_taken(name: str, schema: FlagSchema, others: Mapping[str, FlagSchema]) -> Finding:
     starts = sorted(word for word in schema.options if word.startswith(name))
     if starts:
         return _abbreviation(name, starts, schema)
+    shown = short(name)
     having = {version: other for version, other in others.items() if name in other.options}
     versions = _versions(having)
     if having and all(version_key(version) < schema.version_key for version in having):
@@ -139,22 +134,22 @@ def _not_taken(name: str, schema: FlagSchema, others: Mapping[str, FlagSchema]) 
         return Finding(
             "SOC-F09",
             ERROR,
-            f"vLLM {schema.version} does not have the flag '{name}', which {versions} {_verb(having, 'has', 'have')}.",
-            f"Remove '{name}', or let the instance run {_verb(having, 'that version', 'one of these versions')}.",
+            f"vLLM {schema.version} does not have the flag '{shown}', which {versions} {_verb(having, 'has', 'have')}.",
+            f"Remove '{shown}', or let the instance run {_verb(having, 'that version', 'one of these versions')}.",
             _evidence(schema),
             name,
         )
     # A short name cannot be written in a map of flags, so it may have been meant by its letters.
-    short = [flag.name for flag in schema.flags.values() if f"-{name}" in flag.aliases]
-    near = short[0] if short else _nearest(name, schema.options)
-    remedy = f"Write '{near}' if that is what is meant, else remove it." if near else f"Remove '{name}'."
+    letters = [flag.name for flag in schema.flags.values() if f"-{name}" in flag.aliases]
+    near = letters[0] if letters else closest(name, schema.options)
+    remedy = f"Write '{near}' if that is what is meant, else remove it." if near else f"Remove '{shown}'."
     elsewhere = "" if not others else " nor any other version of which there is a flag schema"
     return Finding(
         "SOC-F01",
         ERROR,
-        f"Neither vLLM {schema.version}{elsewhere} has the flag '{name}'."
+        f"Neither vLLM {schema.version}{elsewhere} has the flag '{shown}'."
         if elsewhere
-        else f"vLLM {schema.version} does not have the flag '{name}'.",
+        else f"vLLM {schema.version} does not have the flag '{shown}'.",
         remedy,
         _evidence(schema),
         name,
@@ -418,11 +413,11 @@ def _offered(schema: FlagSchema, name: str) -> list[str]:
 def _choice(
     ident: str, severity: str, name: str, word: str, names: list[str], having: list[str], schema: FlagSchema
 ) -> Finding:
-    near = _nearest(word, names)
+    near = closest(word, names)
     if ident == "SOC-F06":
-        start = f"'{name}' is {word!r}, which vLLM {schema.version} accepts on its command line but does not name"
+        start = f"'{name}' is {quoted(word)}, which vLLM {schema.version} accepts on its command line but does not name"
     else:
-        start = f"'{name}' is {word!r}, which vLLM {schema.version} does not offer"
+        start = f"'{name}' is {quoted(word)}, which vLLM {schema.version} does not offer"
     if having:
         start += f"; {_versions(having)} {_verb(having, 'does', 'do')}"
     shown = ", ".join(names) if len(names) <= 24 else f"{len(names)} names, see {schema.origin}"
@@ -496,15 +491,16 @@ def _check_env(env: Mapping[str, Any], schema: FlagSchema, others: Mapping[str, 
         if not name.startswith("VLLM_") or name in schema.environment or env[name] is None:
             continue
         having = [version for version, other in others.items() if name in other.environment]
-        near = _nearest(name, schema.environment)
-        sentence = f"vLLM {schema.version} does not know the environment variable {name}"
+        near = closest(name, schema.environment)
+        shown = short(name)
+        sentence = f"vLLM {schema.version} does not know the environment variable {shown}"
         if having:
             sentence += f", which {_versions(having)} {_verb(having, 'knows', 'know')}"
         yield Finding(
             "SOC-F16",
             WARNING,
             f"{sentence}.",
-            f"Write {near} if that is what is meant, else remove it." if near and not having else f"Remove {name}.",
+            f"Write {near} if that is what is meant, else remove it." if near and not having else f"Remove {shown}.",
             f"vllm.envs of {schema.version} ({schema.origin}).",
             name,
         )

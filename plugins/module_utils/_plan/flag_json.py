@@ -7,13 +7,12 @@ Private to socle.inference.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, WARNING, Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FlagSchema, Key, version_key
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import closest, describe, quoted, short
 
 _NAMES = {
     "bool": "true or false",
@@ -38,7 +37,7 @@ def check_class(
     for name in sorted(value, key=str):
         key = described.keys.get(name)
         if key is not None:
-            yield from _check_key(f"{where}.{name}", value[name], key, class_name, name, schema, others)
+            yield from _check_key(f"{where}.{short(name)}", value[name], key, class_name, name, schema, others)
         elif described.rest != "allow":
             yield _unknown(where, name, class_name, schema, others)
 
@@ -59,16 +58,18 @@ def _having(others: Mapping[str, FlagSchema], class_name: str, name: str) -> lis
 def _unknown(where: str, name: str, class_name: str, schema: FlagSchema, others: Mapping[str, FlagSchema]) -> Finding:
     described = schema.classes[class_name]
     having = [version for version, _key in _having(others, class_name, name)]
-    near = difflib.get_close_matches(str(name), list(described.keys), n=1, cutoff=0.6)
+    near = closest(name, described.keys)
     elsewhere = f" ({', '.join(having)} {'do' if len(having) > 1 else 'does'})" if having else ""
     ends = "does not start with it" if described.rest == "forbid" else "passes over it in silence"
     return Finding(
         "SOC-F11",
         ERROR if described.rest == "forbid" else WARNING,
-        f"vLLM {schema.version} does not know the key {name!r} of '{where}'{elsewhere} and {ends}.",
-        f"Write {near[0]!r} if that is what is meant, else remove it." if near and not having else f"Remove {name!r}.",
+        f"vLLM {schema.version} does not know the key {quoted(name)} of '{where}'{elsewhere} and {ends}.",
+        f"Write {near!r} if that is what is meant, else remove it."
+        if near and not having
+        else f"Remove {quoted(name)}.",
         _evidence(schema, class_name),
-        f"{where}.{name}",
+        f"{where}.{short(name)}",
     )
 
 
@@ -101,13 +102,13 @@ def _check_key(
             version for version, other in _having(others, class_name, name) if other.choices and value in other.choices
         ]
         shown = [str(choice) for choice in key.choices]
-        near = difflib.get_close_matches(str(value), shown, n=1, cutoff=0.6)
+        near = closest(value, shown)
         elsewhere = f"; {', '.join(having)} {'do' if len(having) > 1 else 'does'}" if having else ""
         yield Finding(
             "SOC-F12",
             ERROR,
-            f"'{where}' is {value!r}, which vLLM {schema.version} does not offer{elsewhere}.",
-            f"Write {near[0]!r} if that is what is meant." if near else f"Choose one of: {', '.join(shown)}.",
+            f"'{where}' is {quoted(value)}, which vLLM {schema.version} does not offer{elsewhere}.",
+            f"Write {near!r} if that is what is meant." if near else f"Choose one of: {', '.join(shown)}.",
             _evidence(schema, class_name),
             where,
         )

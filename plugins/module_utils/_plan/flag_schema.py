@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 
 SCHEMA = "socle.vllm_flags/1"
 FOLDER = "profiles/vllm"
@@ -160,7 +161,9 @@ def parse_schema(document: Any, origin: str) -> FlagSchema:
         if not _WHOLE_VERSION.fullmatch(version):
             raise ValueError(f"vllm_version is {version[:40]!r}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise PlanError(f"{origin} is a flag schema with a part missing or damaged ({error!r}); {again}.") from error
+        raise PlanError(
+            f"{origin} is a flag schema with a part missing or damaged ({short(repr(error), 200)}); {again}."
+        ) from error
 
     options: dict[str, tuple[Flag, bool]] = {}
     for flag in flags.values():

@@ -14,7 +14,13 @@ import re
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, usable
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Problems,
+    describe,
+    quoted,
+    short,
+    usable,
+)
 from ansible_collections.socle.inference.plugins.module_utils._units import (
     MAX_WORD_BYTES,
     control_character,
@@ -95,8 +101,8 @@ def _check_json(value: Any, where: str, problems: Problems, depth: int = 0) -> N
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                problems.add(f"{where} has the key {key!r} inside its JSON, which must be a string; quote it.")
-            _check_json(item, f"{where}.{key}", problems, depth + 1)
+                problems.add(f"{where} has the key {quoted(key)} inside its JSON, which must be a string; quote it.")
+            _check_json(item, f"{where}.{short(key)}", problems, depth + 1)
     elif isinstance(value, list):
         for position, item in enumerate(value):
             _check_json(item, f"{where}[{position}]", problems, depth + 1)
@@ -128,7 +134,7 @@ def _check_word(value: Any, where: str, problems: Problems, in_list: bool) -> No
         elif not value:
             problems.add(f"{where} is an empty string, which no flag takes; use null to remove the flag.")
         elif in_list and value.startswith("-"):
-            problems.add(f"{where} is {value!r}, which the engine would read as a flag; remove the leading dash.")
+            problems.add(f"{where} is {quoted(value)}, which the engine would read as a flag; remove the leading dash.")
     elif in_list and isinstance(value, list):
         problems.add(f"{where} must be a number, a string or a map, but is {describe(value)}; correct it.")
     elif isinstance(value, int) and not usable(value):
@@ -145,36 +151,37 @@ def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
     if not isinstance(name, str) or not _KEBAB.fullmatch(name):
         if isinstance(name, str) and "." in name:
             head = right_spelling(name.split(".", 1)[0])
-            fix = f"write {head!r} with a map as its value"
+            fix = f"write {quoted(head)} with a map as its value"
         else:
-            spelling = right_spelling(str(name))
+            spelling = right_spelling(short(name))
             fix = f"write {spelling!r}" if _KEBAB.fullmatch(spelling) else "use lower-case words joined by dashes"
-        problems.add(f"{where} has the flag name {name!r}, which is not lower-case words joined by dashes; {fix}.")
+        problems.add(
+            f"{where} has the flag name {quoted(name)}, which is not lower-case words joined by dashes; {fix}."
+        )
         return
+    place = f"{where}.{short(name)}"
     if name in OWNED_FLAGS:
-        problems.add(f"{where}.{name} cannot be set as a flag; {OWNED_FLAGS[name]}.")
+        problems.add(f"{place} cannot be set as a flag; {OWNED_FLAGS[name]}.")
         return
     if value is None or value is True:
         return
     own = Problems()
     if value is False:
         opposite = name[3:] if name.startswith("no-") else f"no-{name}"
-        own.add(f"{where}.{name} is false, which is no word; use '{opposite}: true', or null to remove it.")
+        own.add(f"{place} is false, which is no word; use '{short(opposite)}: true', or null to remove it.")
     elif isinstance(value, list):
         if not value:
-            own.add(f"{where}.{name} is an empty list; use null to remove the flag.")
+            own.add(f"{place} is an empty list; use null to remove the flag.")
         for position, item in enumerate(value):
-            _check_word(item, f"{where}.{name}[{position}]", own, in_list=True)
+            _check_word(item, f"{place}[{position}]", own, in_list=True)
     else:
-        _check_word(value, f"{where}.{name}", own, in_list=False)
+        _check_word(value, place, own, in_list=False)
     words = [] if own.sentences or value is False else render_flag(name, value)
     # Within JSON, all but this is escaped.
     if any(map(control_character, words)):
-        own.add(f"{where}.{name} must be plain text, but contains half of a surrogate pair; remove it.")
+        own.add(f"{place} must be plain text, but contains half of a surrogate pair; remove it.")
     elif any(map(too_long, words)):
-        own.add(
-            f"{where}.{name} is a word of more than {MAX_WORD_BYTES} bytes, which no program can be given; shorten it."
-        )
+        own.add(f"{place} is a word of more than {MAX_WORD_BYTES} bytes, which no program can be given; shorten it.")
     for sentence in own.sentences:
         problems.add(sentence)
 
@@ -190,7 +197,7 @@ def check_flags(value: Any, where: str, problems: Problems) -> None:
     for name, item in value.items():
         check_flag(name, item, where, problems)
         if isinstance(name, str) and item is not None and value.get(f"no-{name}") is not None:
-            problems.add(f"{where} sets both {name!r} and 'no-{name}'; keep one of them.")
+            problems.add(f"{where} sets both {quoted(name)} and {quoted(f'no-{name}')}; keep one of them.")
 
 
 def check_env(value: Any, where: str, problems: Problems) -> None:
@@ -202,31 +209,32 @@ def check_env(value: Any, where: str, problems: Problems) -> None:
         )
         return
     for name, item in value.items():
+        place = f"{where}.{short(name)}"
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-            problems.add(f"{where} has the name {name!r}, which is not a legal environment variable name; correct it.")
+            problems.add(
+                f"{where} has the name {quoted(name)}, which is not a legal environment variable name; correct it."
+            )
         elif name in OWNED_ENV:
-            problems.add(f"{where}.{name} cannot be set here; {OWNED_ENV[name]}.")
+            problems.add(f"{place} cannot be set here; {OWNED_ENV[name]}.")
         elif _SECRET_NAME.search(name):
             problems.add(
-                f"{where}.{name} looks like a secret, which would be stored in plans and records; "
+                f"{place} looks like a secret, which would be stored in plans and records; "
                 "leave it out, since the engine works offline."
             )
         elif isinstance(item, bool):
             shown = "1" if item else "0"
-            problems.add(
-                f"{where}.{name} must be a string or a number, but is {describe(item)}; write {shown!r} in quotes."
-            )
+            problems.add(f"{place} must be a string or a number, but is {describe(item)}; write {shown!r} in quotes.")
         elif isinstance(item, str):
             broken = control_character(item)
-            _check_secret(item, f"{where}.{name}", problems)
+            _check_secret(item, place, problems)
             if broken:
-                problems.add(f"{where}.{name} must be one line of plain text, but contains {broken}; remove it.")
+                problems.add(f"{place} must be one line of plain text, but contains {broken}; remove it.")
             elif too_long(f"{name}={item}"):
                 problems.add(
-                    f"{where}.{name} is longer than the {MAX_WORD_BYTES} bytes that a program can be given; shorten it."
+                    f"{place} is longer than the {MAX_WORD_BYTES} bytes that a program can be given; shorten it."
                 )
         elif item is not None and (not isinstance(item, (int, float)) or not usable(item)):
-            problems.add(f"{where}.{name} must be a string or a number, but is {describe(item)}; quote it.")
+            problems.add(f"{place} must be a string or a number, but is {describe(item)}; quote it.")
 
 
 def _word(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest, quoted
 from ansible_collections.socle.inference.plugins.module_utils._plan.texts import image_text, served_text, slo_map
 
 DEFAULT_PORT = 8000
@@ -24,7 +24,7 @@ LAYER_VARIABLES = {
 }
 
 _INSTANCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
-_GPU_UUID = re.compile(r"GPU-[0-9a-fA-F-]+")
+_GPU_UUID = re.compile(r"GPU-[0-9a-fA-F-]{1,64}")
 
 
 def check_gpus(value: Any, where: str, problems: Problems) -> None:
@@ -35,7 +35,7 @@ def check_gpus(value: Any, where: str, problems: Problems) -> None:
         )
         return
     for position, item in enumerate(value):
-        index = isinstance(item, int) and not isinstance(item, bool) and item >= 0
+        index = isinstance(item, int) and not isinstance(item, bool) and item >= 0 and schema.usable(item)
         if not index and not (isinstance(item, str) and _GPU_UUID.fullmatch(item)):
             problems.add(
                 f"{where}[{position}] must be a GPU index (0, 1, ...) or a UUID (GPU-...), "
@@ -121,8 +121,8 @@ def check_instances(instances: Any, problems: Problems) -> dict[str, dict[str, A
     for name, instance in instances.items():
         if not isinstance(name, str) or not _INSTANCE_NAME.fullmatch(name):
             problems.add(
-                f"vllm_instances has the name {name!r}, but a name has 1 to 42 lower-case letters, digits and inner "
-                "dashes, since units and folders are called by it; rename it."
+                f"vllm_instances has the name {quoted(name)}, but a name has 1 to 42 lower-case letters, digits and "
+                "inner dashes, since units and folders are called by it; rename it."
             )
             continue
         before = len(problems.sentences)
@@ -141,7 +141,9 @@ def check_layers(layers: Any, catalogue: Catalogue, problems: Problems) -> dict[
     for key, value in layers.items():
         if key not in LAYER_VARIABLES:
             hint = nearest(key, LAYER_VARIABLES) or "; remove it."
-            problems.add(f"layers has the unknown key {key!r} (known: {schema.known_list(LAYER_VARIABLES)}){hint}")
+            problems.add(
+                f"layers has the unknown key {quoted(key)} (known: {schema.known_list(LAYER_VARIABLES)}){hint}"
+            )
             continue
         if value is None:
             continue
@@ -164,8 +166,8 @@ def _check_promoted(value: Any, catalogue: Catalogue, problems: Problems) -> Non
         known = catalogue.serving_names()
         if not slash or not profile or serving not in known:
             problems.add(
-                f"vllm_flags_promoted has the key {key!r}, which must be '<model>--<host class>/<profile>' of a known "
-                f"serving file (known: {schema.known_list(known)}){nearest(serving, known) or '; correct it.'}"
+                f"vllm_flags_promoted has the key {quoted(key)}, which must be '<model>--<host class>/<profile>' of a "
+                f"known serving file (known: {schema.known_list(known)}){nearest(serving, known) or '; correct it.'}"
             )
 
 

@@ -16,7 +16,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import ARCHITECTURE, architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_flags
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Problems,
+    known_list,
+    nearest,
+    quoted,
+    short,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.texts import (
     evidence_map,
     name_text,
@@ -229,7 +235,7 @@ def check_model(origin: str, content: Mapping[str, Any]) -> None:
     for key in content.get("evidence", {}):
         if key not in known:
             problems.add(
-                f"{origin}: evidence.{key} is about nothing in that file{nearest(key, known) or '; remove it.'}"
+                f"{origin}: evidence.{short(key)} is about nothing in that file{nearest(key, known) or '; remove it.'}"
             )
     problems.raise_if_any()
 
@@ -238,11 +244,11 @@ def _check_effort(origin: str, effort: Mapping[str, Any], problems: Problems) ->
     levels = effort.get("levels", [])
     default = effort.get("default")
     if default is not None and default not in levels:
-        problems.add(f"{origin}: effort.default is {default!r}, which is none of effort.levels; correct it.")
+        problems.add(f"{origin}: effort.default is {quoted(default)}, which is none of effort.levels; correct it.")
     targets = [*levels, THINKING_OFF]
     for name, aliases in effort.get("aliases", {}).items():
         for level, target in aliases.items():
-            where = f"{origin}: effort.aliases.{name}.{level}"
+            where = f"{origin}: effort.aliases.{short(name)}.{short(level)}"
             if level not in EFFORTS:
                 problems.add(
                     f"{where} is no effort that a client asks for (known: {known_list(EFFORTS)})"
@@ -251,7 +257,7 @@ def _check_effort(origin: str, effort: Mapping[str, Any], problems: Problems) ->
             elif level in levels:
                 problems.add(f"{where} gives another meaning to a level that the template knows; remove it.")
             if target not in targets:
-                problems.add(f"{where} is {target!r}, but must be one of {known_list(targets)}; correct it.")
+                problems.add(f"{where} is {quoted(target)}, but must be one of {known_list(targets)}; correct it.")
 
 
 def _prefixes(content: Any, path: str) -> Iterator[str]:

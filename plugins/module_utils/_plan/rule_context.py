@@ -98,6 +98,9 @@ PATHS: Mapping[str, str] = {
 }
 """Every path but those below ``flags`` (a flag's name, then keys of its JSON) and ``env`` (a variable's name)."""
 
+MAX_PATH = 200
+"""Characters of a path; the longest flag of vLLM with its longest keys has fewer."""
+
 OF_PLAN = ("flags", "env")
 """Keys under which a missing name is an answer (it is not set), and not something unknown."""
 
@@ -134,6 +137,8 @@ def parse_path(text: Any) -> tuple[Path | None, str]:
         return None, "is not a path of words joined by dots; correct it."
     if text in PATHS:
         return Path(text, tuple(text.split(".")), PATHS[text]), ""
+    if len(text) > MAX_PATH:
+        return None, f"has {len(text):,} characters, more than the {MAX_PATH} of the longest path; correct it."
     parts = tuple(text.split("."))
     if parts[0] == "flags" and len(parts) > 1:
         if not _FLAG.fullmatch(parts[1]):

@@ -32,7 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context
     parse_path,
     version_key,
 )
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest, short
 
 FOLDER = "profiles"
 SITE_FOLDER = "."
@@ -45,6 +45,7 @@ MAX_RULES = 2000
 MAX_PATTERN = 200
 _MAX_MATCHED = 1000
 _MAX_SHOWN = 80
+_MAX_REASON = 400
 
 _OWN_ID = r"SOC-R\d{2,3}"
 _SITE_ID = r"(?!SOC-)[A-Z][A-Z0-9]{1,15}-R\d{2,4}"
@@ -196,7 +197,7 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
                 "write why the rule does not hold here."
             )
         else:
-            reasons[rule] = reason.strip().rstrip(".")
+            reasons[rule] = short(reason.strip().rstrip("."), _MAX_REASON)
     return reasons
 
 

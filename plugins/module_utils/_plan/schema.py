@@ -44,7 +44,30 @@ class Problems:
 
 Check = Callable[[Any, str, Problems], None]
 
-_SHOWN = 60
+SHOWN = 60
+"""Characters of a text that a sentence repeats; nobody reads more, and a text may be a whole file."""
+
+_LISTED = 50
+"""Names of a list of what is known."""
+
+_COMPARED = 200
+"""Characters of a name that is looked for among known ones, which takes long for the longest."""
+
+
+def short(value: Any, limit: int = SHOWN) -> str:
+    """A name or text within a sentence: whole, or its beginning and its length where it is longer than *limit*."""
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        # Python refuses to write a number of thousands of digits, and nobody reads one.
+        return f"a number of more than {SHOWN} digits"
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def quoted(value: Any) -> str:
+    """The same as Python writes it: "'abc'", "3"."""
+    if not isinstance(value, str):
+        return short(value)
+    return repr(value) if len(value) <= SHOWN else f"{value[:SHOWN] + '...'!r} ({len(value):,} characters)"
 
 
 def describe(value: Any) -> str:
@@ -53,15 +76,12 @@ def describe(value: Any) -> str:
         return "nothing (null)"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int) and abs(value) >= 10**_SHOWN:
-        # Python refuses to write a number of thousands of digits, and nobody reads one.
-        return f"a number of more than {_SHOWN} digits"
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        return short(value)
     if isinstance(value, (int, float)):
         return f"the number {value}"
     if isinstance(value, str):
-        text = str(value)
-        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-        return f"the string {shown!r}"
+        return f"the string {quoted(str(value))}"
     if isinstance(value, dict):
         return "a map"
     if isinstance(value, (list, tuple)):
@@ -84,13 +104,23 @@ def usable(value: float) -> bool:
 
 def nearest(name: Any, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" when something known looks like *name*, else nothing."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    found = closest(name, known)
+    return f"; did you mean {found!r}?" if found else ""
+
+
+def closest(name: Any, known: Iterable[str]) -> str:
+    """What is known and looks like *name*, else ""."""
+    text = short(name, _COMPARED)
+    if len(text) > _COMPARED:
+        return ""
+    return next(iter(difflib.get_close_matches(text, [each for each in known if len(each) <= _COMPARED], n=1)), "")
 
 
 def known_list(known: Iterable[str]) -> str:
     """ "a, b, c", or "none" when there is nothing."""
-    return ", ".join(sorted(known)) or "none"
+    names = sorted(known)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(short, names[:_LISTED])) + more or "none"
 
 
 def text(pattern: str | None = None, expected: str = "a string") -> Check:
@@ -201,9 +231,9 @@ def map_of(inner: Check, key: str | None = None, key_expected: str = "a string")
             return
         for name, item in value.items():
             if not isinstance(name, str) or (compiled and not compiled.fullmatch(name)):
-                problems.add(f"{where} has the key {name!r}, which must be {key_expected}; correct it.")
+                problems.add(f"{where} has the key {quoted(name)}, which must be {key_expected}; correct it.")
                 continue
-            inner(item, f"{where}.{name}", problems)
+            inner(item, f"{where}.{short(name)}", problems)
 
     return check
 
@@ -219,7 +249,7 @@ def record(fields: Mapping[str, Check], required: Iterable[str] = ()) -> Check:
         for name, item in value.items():
             if name not in fields:
                 hint = nearest(name, fields) or "; remove it."
-                problems.add(f"{where} has the unknown key {name!r} (known: {known_list(fields)}){hint}")
+                problems.add(f"{where} has the unknown key {quoted(name)} (known: {known_list(fields)}){hint}")
             else:
                 fields[name](item, f"{where}.{name}", problems)
         for name in needed:

@@ -15,7 +15,13 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import check_env, check_flags
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Problems,
+    known_list,
+    nearest,
+    quoted,
+    short,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.texts import (
     NAME,
     class_text,
@@ -100,7 +106,7 @@ _PROFILE = schema.record(
         "evidence": evidence_map,
         "shm_size_bytes": schema.whole(1),
         "start_timeout_s": schema.whole(1),
-        "cuda": schema.text(r"1[23]\.\d+", "the image's CUDA, 12 or 13, in quotes, such as '13.0'"),
+        "cuda": schema.text(r"1[23]\.\d{1,3}", "the image's CUDA, 12 or 13, in quotes, such as '13.0'"),
     }
 )
 
@@ -124,18 +130,18 @@ def serving_from(origin: str, content: Mapping[str, Any], name: str, models: Cal
     written = content["profiles"]
     if f"{content['model']}--{content['host_class']}" != name:
         problems.add(
-            f"{origin} is for {content['model']!r} on {content['host_class']!r}, but its file is called {name!r}; "
-            "make them agree."
+            f"{origin} is for {quoted(content['model'])} on {quoted(content['host_class'])}, but its file is called "
+            f"{quoted(name)}; make them agree."
         )
     if content["recommended"] not in written:
         problems.add(
-            f"{origin}: recommended is {content['recommended']!r}, which is none of its profiles "
+            f"{origin}: recommended is {quoted(content['recommended'])}, which is none of its profiles "
             f"({known_list(written)}){nearest(content['recommended'], written) or '; correct it.'}"
         )
     whole: dict[str, dict[str, Any]] = {}
     unused = set(content.get("evidence", {}))
     for profile in written:
-        where = f"{origin}: profiles.{profile}"
+        where = f"{origin}: profiles.{short(profile)}"
         try:
             settings = _extended(where, profile, written)
         except PlanError as error:
@@ -149,14 +155,15 @@ def serving_from(origin: str, content: Mapping[str, Any], name: str, models: Cal
         for key in written[profile].get("evidence", {}):
             if key not in about:
                 problems.add(
-                    f"{where}.evidence.{key} is about nothing in that profile{nearest(key, about) or '; remove it.'}"
+                    f"{where}.evidence.{short(key)} is about nothing in that profile"
+                    f"{nearest(key, about) or '; remove it.'}"
                 )
         unused -= about
         if settings.get("changes") and not settings.get("document"):
             problems.add(f"{where} has changes, but names no document that they depart from; set document.")
         _check_aliases(where, settings.get("effort_aliases"), models, content["model"], problems)
     for key in sorted(unused):
-        problems.add(f"{origin}: evidence.{key} is about nothing in any of its profiles; remove it.")
+        problems.add(f"{origin}: evidence.{short(key)} is about nothing in any of its profiles; remove it.")
     problems.raise_if_any()
     profiles = {profile: _profile(origin, profile, settings, content) for profile, settings in whole.items()}
     return Serving(origin, content["gpus_per_instance"], content["recommended"], profiles)
@@ -170,11 +177,13 @@ def _extended(where: str, profile: str, written: Mapping[str, Mapping[str, Any]]
         if base not in written:
             others = [name for name in written if name != line[-1]]
             raise PlanError(
-                f"{where}.extends is {base!r}, which is none of the profiles of the file "
+                f"{where}.extends is {quoted(base)}, which is none of the profiles of the file "
                 f"({known_list(others)}){nearest(base, others) or '; correct it.'}"
             )
         if base in line:
-            raise PlanError(f"{where} extends itself ({' -> '.join([*line, base])}); let one of them stand alone.")
+            raise PlanError(
+                f"{where} extends itself ({' -> '.join(map(short, [*line, base]))}); let one of them stand alone."
+            )
         line.append(base)
     settings: dict[str, Any] = {}
     for name in reversed(line):
@@ -207,14 +216,14 @@ def _check_aliases(
     known = model.effort.aliases
     if wanted not in known:
         problems.add(
-            f"{where}.effort_aliases is {wanted!r}, which {model.origin} does not have "
+            f"{where}.effort_aliases is {quoted(wanted)}, which {model.origin} does not have "
             f"(it has: {known_list(known)}){nearest(wanted, known) or '; correct it.'}"
         )
 
 
 def _profile(origin: str, name: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> Profile:
     return Profile(
-        f"{origin} ({name})",
+        f"{origin} ({short(name)})",
         name,
         settings["image"],
         settings["vllm_version"],

@@ -11,6 +11,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Engine, HostClass
 from ansible_collections.socle.inference.plugins.module_utils._plan.layers import Layer, Setting, merge
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 from ansible_collections.socle.inference.plugins.module_utils._plan.serving import Profile
 
 
@@ -93,4 +94,4 @@ class Sources:
         return dict.fromkeys(names, evidence) if evidence else {}
 
     def _variant_origin(self) -> str:
-        return f"variant {self.variant['name']}" if self.variant.get("name") else "variant"
+        return f"variant {short(self.variant['name'])}" if self.variant.get("name") else "variant"

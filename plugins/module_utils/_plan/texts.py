@@ -17,6 +17,6 @@ served_text = schema.text(
     r"[A-Za-z0-9./_][A-Za-z0-9._:/+@-]*",
     "a name of letters, digits and . _ : / + @ -, without spaces, that begins with none of : + @ -",
 )
-version_text = schema.text(r"\d+\.\d+\.\d+[A-Za-z0-9.+-]*", "a version such as '0.32.0'")
+version_text = schema.text(r"\d{1,9}\.\d{1,9}\.\d{1,9}[A-Za-z0-9.+-]{0,60}", "a version such as '0.32.0'")
 slo_map = schema.map_of(schema.number(), r"[a-z][a-z0-9_]*", "lower-case words joined by underscores")
 evidence_map = schema.map_of(schema.record({"value": schema.anything(), "source": schema.text()}, ["source"]))
