@@ -111,7 +111,7 @@ _CLASS = schema.record(
             schema.text(r"10de:[0-9a-f]{4}", "a PCI id in lower case and quotes, such as '10de:2335'"), filled=True
         ),
         "products": schema.list_of(schema.text(r"\S(.*\S)?", "a product as nvidia-smi names it"), filled=True),
-        "memory_mib": schema.whole(1),
+        "memory_mib": schema.size("MiB"),
         "link": schema.choice(*LINKS),
         "nvlink_expected": schema.nullable(schema.text(r"NV[1-9]\d?", "a link such as 'NV12'")),
         "nvswitch": schema.choice("possible", "never"),

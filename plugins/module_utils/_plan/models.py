@@ -156,7 +156,7 @@ MODEL = schema.record(
             r"[A-Za-z0-9._/-]+", "a branch, tag or commit, of letters, digits and . _ / -, in quotes if it is a number"
         ),
         "served_name": served_text,
-        "size_bytes": schema.whole(1),
+        "size_bytes": schema.size("bytes"),
         "architecture": ARCHITECTURE,
         "context": schema.record(
             {

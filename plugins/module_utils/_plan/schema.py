@@ -11,6 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
@@ -46,6 +47,11 @@ Check = Callable[[Any, str, Problems], None]
 
 SHOWN = 60
 """Characters of a text that a sentence repeats; nobody reads more, and a text may be a whole file."""
+
+UNITS = {"bytes": 1, "MiB": 1024**2}
+"""Bytes of the units that names of keys end in (``_bytes``, ``_mib``)."""
+
+_WITH_UNIT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(?:([kmgt])(?:i?b)?|b(?:ytes?)?)", re.IGNORECASE)
 
 _LISTED = 50
 """Names of a list of what is known."""
@@ -163,6 +169,28 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Check:
             fits = False
         if not fits:
             problems.add(f"{where} must be {limits}, but is {describe(value)}; correct it.")
+
+    return check
+
+
+def size(unit: str) -> Check:
+    """A size as a whole number of *unit*, one of UNITS, which its key names; one with a unit of its own is counted."""
+
+    def check(value: Any, where: str, problems: Problems) -> None:
+        if isinstance(value, int) and not isinstance(value, bool) and usable(value) and value > 0:
+            return
+        written = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+        remedy = "correct it"
+        if written:
+            # As Docker and Podman read them, in which 16g, 16GB and 16GiB are the same.
+            amount, prefix = written.groups()
+            total = Fraction(amount) * 1024 ** " kmgt".index((prefix or " ").lower()) / UNITS[unit]
+            if total >= 1 and total.denominator == 1 and usable(int(total)):
+                meant = f"{amount} {prefix.upper()}iB" if prefix else f"{amount} bytes"
+                remedy = f"write {int(total)} for {meant}"
+        elif isinstance(value, str) and value.isascii() and value.isdigit():
+            remedy = "remove the quotes"
+        problems.add(f"{where} must be a whole number of {unit} without a unit, but is {describe(value)}; {remedy}.")
 
     return check
 

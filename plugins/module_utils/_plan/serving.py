@@ -104,7 +104,7 @@ _PROFILE = schema.record(
         "env": check_env,
         "slo": slo_map,
         "evidence": evidence_map,
-        "shm_size_bytes": schema.whole(1),
+        "shm_size_bytes": schema.size("bytes"),
         "start_timeout_s": schema.whole(1),
         "cuda": schema.text(r"1[23]\.\d{1,3}", "the image's CUDA, 12 or 13, in quotes, such as '13.0'"),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import COLLECTION, DataPath, data_path
 
@@ -213,3 +214,58 @@ def test_what_is_wrong_is_told_each_time(tmp_path: Path) -> None:
             catalogue.host_class("big")
     user_data(tmp_path, "profiles/host_classes/big.yml", CLASS)
     assert Catalogue(DataPath([tmp_path / "site_data"])).host_class("big").name == "big"
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("16g", "write 17179869184 for 16 GiB"),
+        ("16GiB", "write 17179869184 for 16 GiB"),
+        ("16 gb", "write 17179869184 for 16 GiB"),
+        ("0.5T", "write 549755813888 for 0.5 TiB"),
+        ("512m", "write 536870912 for 512 MiB"),
+        ("1024 bytes", "write 1024 for 1024 bytes"),
+        ("17179869184", "remove the quotes"),
+        ("plenty", "correct it"),
+        ("0g", "correct it"),
+        (0, "correct it"),
+        (True, "correct it"),
+        (1.5, "correct it"),
+        (2**80, "correct it"),
+    ],
+)
+def test_a_size_with_a_unit_is_told_as_the_number_that_is_meant(written: Any, remedy: str) -> None:
+    problems = schema.Problems()
+    schema.size("bytes")(written, "shm_size_bytes", problems)
+    (told,) = problems.sentences
+    assert told.startswith("shm_size_bytes must be a whole number of bytes without a unit, but is ")
+    assert told.endswith(f"; {remedy}.")
+
+
+def test_a_size_is_told_in_the_unit_of_its_key() -> None:
+    problems = schema.Problems()
+    schema.size("MiB")("80 GB", "memory_mib", problems)
+    schema.size("MiB")("512k", "memory_mib", problems)
+    schema.size("MiB")(81559, "memory_mib", problems)
+    assert [told.rpartition("; ")[2] for told in problems.sentences] == ["write 81920 for 80 GiB.", "correct it."]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "where"),
+    [
+        ("profiles/serving", "small-chat--cpu", ("profiles", "default", "shm_size_bytes")),
+        ("profiles/models", "small-chat", ("size_bytes",)),
+    ],
+)
+def test_sizes_of_data_files_are_checked_so(
+    errors_of: Any, documents: Any, folder: str, name: str, where: tuple[str, ...]
+) -> None:
+    place = documents[folder][name]
+    for key in where[:-1]:
+        place[key] = dict(place[key])
+        place = place[key]
+    place[where[-1]] = "16g"
+    told = errors_of({"chat": {"model": "small-chat"}})
+    assert any(f"{'.'.join(where)} must be a whole number of bytes" in one and "17179869184" in one for one in told), (
+        told
+    )
