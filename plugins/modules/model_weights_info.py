@@ -96,7 +96,7 @@ weights:
   sample:
     HuggingFaceTB/SmolLM2-135M-Instruct:
       bytes: 269030016
-      content_id: sha256:5b9f42f6bd5a2ea9bd2d9e5f1c9de04ad28fd0b1b8ac0ef0d5a0e66a4a3a5c7e
+      content_id: sha256:8449c20c1a43cff12dd409f8bdaf6927feacd2455d836a5259fb6740e19e5376
       fault: null
       files: 1
       groups:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 from tests.e2e.conftest import Line
 from tests.support import lab
@@ -98,6 +99,17 @@ def test_the_plan_names_origin_and_evidence(line: Line) -> None:
     assert "half the model's" in told
     assert shown
     assert lab.unit() == line.after.unit
+
+
+def test_the_host_tells_what_its_weights_take(line: Line) -> None:
+    """A plan for a processor does not ask; the module is the same on every host."""
+    words = [lab.HOST, "-i", str(lab.INVENTORY), "--become", "-m", "socle.inference.model_weights_info"]
+    done = subprocess.run(
+        [str(lab.BIN / "ansible"), *words], env=lab.environment(), capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout.partition("=>")[2])
+    held = told["weights"]["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert (told["changed"], held["fault"], held["tensors"], held["bytes"]) == (False, None, 272, 2 * 134515008)
 
 
 def test_the_status_is_one_table(line: Line) -> None:
