@@ -15,6 +15,9 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.finding impo
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import THINKING_OFF
 
 UNKNOWN_CAPACITY = "SOC-C11"
+QUIET = "info"
+"""The severity of what a plan itself has to say that is no warning."""
+
 WIDTH = 100
 """Columns of a table where nobody knows how wide the terminal is."""
 
@@ -69,8 +72,8 @@ def _wrapped(text: str, width: int, first: str, indent: int = 8) -> list[str]:
 def plan_table(plan: Mapping[str, Any], notes: bool = False, width: int = WIDTH) -> list[str]:
     """Lines for a terminal: what runs, each flag with its value, origin and evidence, and what to look at.
 
-    Findings that are only notes are counted, or shown with *notes*. Text is broken at *width* columns, commands and
-    values are not.
+    What is only a note, a finding or a word of the plan itself, is counted, or shown with *notes*. Text is broken at
+    *width* columns, commands and values are not.
     """
     model = plan["model"]
     image = plan.get("image_source") or {"origin": ""}
@@ -130,12 +133,20 @@ def plan_table(plan: Mapping[str, Any], notes: bool = False, width: int = WIDTH)
     for name in ("launch_fingerprint", "environment_fingerprint"):
         if plan.get(name):
             lines.append(f"  {name}  {plan[name]}")
-    if plan["warnings"]:
+    loud = [warning for warning in plan["warnings"] if warning["severity"] != QUIET]
+    if loud:
         lines.append("  warnings")
-        for warning in plan["warnings"]:
-            told = f"{warning['severity']} {warning['id']}: {warning['message']}; {warning['remedy']}"
-            lines += _wrapped(told, width, " " * 4)
-    return lines + _notes([finding for finding in findings if finding["severity"] == NOTE], notes, width)
+        for warning in loud:
+            lines += _wrapped(f"{warning['severity']} {_told(warning)}", width, " " * 4)
+    quiet = [
+        *(_told(warning) for warning in plan["warnings"] if warning["severity"] == QUIET),
+        *(f"{note['id']}: {note['sentence']} {note['remedy']}" for note in findings if note["severity"] == NOTE),
+    ]
+    return lines + _notes(quiet, notes, width)
+
+
+def _told(warning: Mapping[str, Any]) -> str:
+    return f"{warning['id']}: {warning['message']}; {warning['remedy']}"
 
 
 def plan_tables(plans: Mapping[str, Mapping[str, Any]], notes: bool = False, width: int = WIDTH) -> str:
@@ -202,13 +213,12 @@ def _capacity(
     return ["  capacity", *[line for row in rows for line in _wrapped(row, width, " " * 4)]]
 
 
-def _notes(found: Sequence[Mapping[str, Any]], shown: bool, width: int) -> list[str]:
+def _notes(found: Sequence[str], shown: bool, width: int) -> list[str]:
     if not found:
         return []
     if not shown:
         return [f"  notes   {len(found)}, shown with -e socle_notes=true or -v"]
-    told = [_wrapped(f"{note['id']}: {note['sentence']} {note['remedy']}", width, " " * 4) for note in found]
-    return ["  notes", *[line for lines in told for line in lines]]
+    return ["  notes", *[line for note in found for line in _wrapped(note, width, " " * 4)]]
 
 
 def _command(argv: Sequence[str]) -> list[str]:

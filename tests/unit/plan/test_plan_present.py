@@ -98,3 +98,23 @@ def test_from_the_controller_an_open_port_is_at_the_host_s_address(plan_one: Any
 def test_the_controller_cannot_probe_what_only_its_host_reaches(plan_one: Any) -> None:
     with pytest.raises(PlanError, match="set probe_location to host"):
         plan_url(plan_one({"expose": "loopback"}), "controller", "192.0.2.9")
+
+
+def test_what_is_only_worth_knowing_stands_among_the_notes(plan_one: Any) -> None:
+    settings = {"image": "other:1", "expose": "all", "api_key": "sk"}
+    plan = plan_one(settings)
+    assert {(told["id"], told["severity"]) for told in plan["warnings"]} == {
+        ("image-override", "info"),
+        ("open-paths", "warning"),
+    }
+    lines = plan_table(plan)
+    assert [line for line in lines if "image-override" in line] == []
+    assert lines[-1] == "  notes   1, shown with -e socle_notes=true or -v"
+    assert any(line.startswith("    warning open-paths: ") for line in lines)
+    lines = plan_table(plan, notes=True)
+    (told,) = [number for number, line in enumerate(lines) if line.startswith("    image-override: ")]
+    assert lines.index("  warnings") < lines.index("  notes") < told
+
+
+def test_a_plan_with_nothing_but_notes_has_no_warnings(plan_one: Any) -> None:
+    assert "  warnings" not in plan_table(plan_one({"image": "other:1"}))
