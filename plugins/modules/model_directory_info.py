@@ -83,6 +83,7 @@ import json
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.directory import DirectoryHub
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -101,7 +102,7 @@ def main() -> None:
         hub = DirectoryHub(params["path"], progress=Progress(params["progress_path"]))
         manifest = hub.resolve(params["repo"], params["revision"])
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
     module.exit_json(
         changed=False,
         path=params["path"],

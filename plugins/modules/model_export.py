@@ -134,6 +134,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.export import Order, export_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import GIB
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -182,8 +183,8 @@ def main() -> None:
             Progress(params["progress_path"]),
         )
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
-    module.exit_json(**result)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
+    module.exit_json(**printable(result))
 
 
 if __name__ == "__main__":

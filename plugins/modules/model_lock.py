@@ -155,6 +155,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.held import held_commit
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import HubUnreachable
 
 ARGUMENT_SPEC = {
@@ -186,7 +187,8 @@ def main() -> None:
             module.exit_json(changed=False, manifest=json.loads(held.dumps()) if held else None)
         manifest = make_hub(**options).resolve(params["repo"], revision)
     except SocleError as error:
-        module.fail_json(msg=str(error), hub_unreachable=isinstance(error, HubUnreachable), **error.fields)
+        unreachable = isinstance(error, HubUnreachable)
+        module.fail_json(**printable({**error.fields, "msg": str(error), "hub_unreachable": unreachable}))
     # The lock is the action plugin's.
     module.exit_json(changed=False, manifest=json.loads(manifest.dumps()))
 

@@ -101,6 +101,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import parse_age
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules, collect
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -122,9 +123,9 @@ def main() -> None:
             state_dir=Path(params["state_dir"]),
             check=module.check_mode,
         )
-        result = collect(Path(params["store"]), rules, Progress())
+        result = printable(collect(Path(params["store"]), rules, Progress()))
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
     for warning in result.pop("warnings"):
         module.warn(warning)
     module.exit_json(**result)

@@ -128,6 +128,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import describe_store
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 
 
 def main() -> None:
@@ -139,9 +140,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        result = describe_store(Path(module.params["store"]), Path(module.params["state_dir"]))
+        result = printable(describe_store(Path(module.params["store"]), Path(module.params["state_dir"])))
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
     for warning in result.pop("warnings"):
         module.warn(warning)
     module.exit_json(changed=False, **result)

@@ -100,6 +100,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import Rules
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._hub.removal import remove_model
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
@@ -116,9 +117,9 @@ def main() -> None:
     params = module.params
     try:
         rules = Rules(state_dir=Path(params["state_dir"]), check=module.check_mode)
-        result = remove_model(Path(params["store"]), params["repo"], rules, Progress())
+        result = printable(remove_model(Path(params["store"]), params["repo"], rules, Progress()))
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
     for warning in result.pop("warnings"):
         module.warn(warning)
     module.exit_json(**result)

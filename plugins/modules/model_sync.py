@@ -190,6 +190,12 @@ options:
   run:
     description: Internal; set by the action plugin.
     type: str
+  content_id:
+    description:
+      - For O(state=finished), the content that the job is to bring, as M(socle.inference.model_lock) returned it. Where
+        another run has put a job for other content in its place, the task fails.
+      - Default is whatever the job brings.
+    type: str
   wait_s:
     description: Internal; set by the action plugin.
     type: float
@@ -343,6 +349,7 @@ sources:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
 
@@ -397,6 +404,7 @@ def main() -> None:
             "relay_token": {"type": "str", "no_log": True},
             "connected_by": {"type": "str"},
             "run": {"type": "str"},
+            "content_id": {"type": "str"},
             "wait_s": {"type": "float", "default": 5},
         },
         required_if=[("state", value, ["manifest"]) for value in ("inspected", "started", "joined")],
@@ -404,9 +412,9 @@ def main() -> None:
     )
     hide_passwords(module)
     try:
-        result = sync(module.params, module.check_mode)
+        result = printable(sync(module.params, module.check_mode))
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
     for warning in result.pop("warnings", []):
         module.warn(warning)
     diff = result.pop("diff", None)

@@ -300,6 +300,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.ages import p
 from ansible_collections.socle.inference.plugins.module_utils._hub.hubs import DEFAULT_REVISION, make_hub
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import loads
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import reserve_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.printable import printable
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._packages.address_module import AddressModule
 from ansible_collections.socle.inference.plugins.module_utils._packages.source import hide_passwords
@@ -387,7 +388,8 @@ def main() -> None:
             progress,
         )
     except SocleError as error:
-        module.fail_json(msg=str(error), **error.fields)
+        module.fail_json(**printable({**error.fields, "msg": str(error)}))
+    result = printable(result)
     for warning in result.pop("warnings"):
         module.warn(warning)
     diff = result.pop("diff")

@@ -119,9 +119,15 @@ def write_private(place: Path, document: Any) -> None:
     """Write *document* as JSON that only this user can read, in one step."""
     staged = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(staged, flags, 0o600), "w", encoding="utf-8") as handle:
-        json.dump(document, handle, default=str)
-    staged.replace(place)
+    try:
+        with os.fdopen(os.open(staged, flags, 0o600), "w", encoding="utf-8") as handle:
+            json.dump(document, handle, default=str)
+        staged.replace(place)
+    except OSError as error:
+        # Half of a secret is none of anybody's business either. Writing tells no name.
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise OSError(error.errno, error.strerror, str(place)) from error
 
 
 def read_json(place: Path) -> Any:

@@ -69,7 +69,9 @@ class JobControl:
     def __init__(self, base: Path, store: str, source: str, repo: str) -> None:
         self.repo = repo
         self._base = base
-        self.id = hashlib.sha256(f"{store}\0{source}\0{repo}".encode()).hexdigest()[:12]
+        # Whoever asks for the job may write the same store in other words.
+        place = os.path.realpath(store)
+        self.id = hashlib.sha256(os.fsencode(f"{place}\0{source}\0{repo}")).hexdigest()[:12]
         self.folder = Folder(base / self.id)
 
     def look(self) -> View | None:
@@ -317,8 +319,10 @@ class JobControl:
 
     def _clear(self) -> None:
         """Remove what an earlier job left."""
-        if self.folder.path.is_dir():
+        if self.folder.path.is_dir() and not self.folder.path.is_symlink():
             shutil.rmtree(self.folder.path)
+        elif os.path.lexists(self.folder.path):
+            self.folder.path.unlink()
 
     def _await(self, done: Any, seconds: float = ANSWER_S) -> bool:
         until = time.monotonic() + seconds

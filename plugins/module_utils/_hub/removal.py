@@ -95,14 +95,12 @@ def _busy(store: RepoStore) -> dict[str, Any]:
 
 def _jobs(root: Path, store: RepoStore, rules: Rules) -> list[dict[str, Any]]:
     """The job of a run that is under way, and may wait for its turn without the lock."""
-    # A job is named by the store as it was written.
-    for written in (str(root), f"{root}/"):
-        view = JobControl(rules.jobs or default_base(), written, store.hub, store.repo).look()
-        if view and view.running and not view.over:
-            pid = view.status.get("pid")
-            process = f"process {pid}" if isinstance(pid, int) else str(view.folder.path)
-            return [{"hub": store.hub, "repo": store.repo, "reason": f"a download of it is about to begin: {process}"}]
-    return []
+    view = JobControl(rules.jobs or default_base(), str(root), store.hub, store.repo).look()
+    if view is None or view.over or not view.running:
+        return []
+    pid = view.status.get("pid")
+    process = f"process {pid}" if isinstance(pid, int) else str(view.folder.path)
+    return [{"hub": store.hub, "repo": store.repo, "reason": f"a download of it is about to begin: {process}"}]
 
 
 def _remove(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.adopt import Candidates, likely_files, linkable_bytes
-from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import newest_change, tree_bytes
+from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import check_root, newest_change, tree_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.gc import reclaimable_bytes
 from ansible_collections.socle.inference.plugins.module_utils._hub.ledger import Ledger
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
@@ -96,6 +96,11 @@ class Room:
         facts = self._facts(request.store, places, newest, probe)
         self.looked = facts.as_dict()
         allowed = Allowed(request.reserve_bytes, request.allow_shared_fs, request.allow_volatile_fs, request.force)
+        try:
+            check_root(request.store)
+        except StoreError as error:
+            # No other action takes that for a store.
+            return [Fault("link", str(error))]
         faults = judge(facts, load.need, load.files, allowed)
         if spare and any(fault.id == "space" for fault in faults):
             roomy = replace(facts, free=facts.free + self._spare(snapshot, load))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._errors import HubError, SocleError, StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub import manifest as manifests
 from ansible_collections.socle.inference.plugins.module_utils._hub.ages import is_full_due, parse_age
 from ansible_collections.socle.inference.plugins.module_utils._hub.job import hub_of, request_of
@@ -50,17 +50,23 @@ NEEDED = ("inspected", "started", "joined")
 
 def sync(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
     """What the module returns for params["state"]. Raises SocleError."""
+    base = Path(params["runtime_dir"]) if params.get("runtime_dir") else default_base()
+    try:
+        return _sync(params, check, base)
+    except OSError as error:
+        raise StoreError(
+            f"the job for {params['repo']} has its files in {base}, which failed: {error.strerror or error} "
+            f"({error.filename or 'no name'}): make room there, or put right what is named, then run again"
+        ) from error
+
+
+def _sync(params: Mapping[str, Any], check: bool, base: Path) -> dict[str, Any]:
     spec = dict(params)
     state = spec["state"]
     age = spec.get("verify_max_age")
     spec["verify_max_age_s"] = parse_age("verify_max_age", age) if age else None
     manifest = _manifest_of(spec) if state in NEEDED else None
-    control = JobControl(
-        Path(spec["runtime_dir"]) if spec.get("runtime_dir") else default_base(),
-        spec["store"],
-        spec["source"],
-        spec["repo"],
-    )
+    control = JobControl(base, spec["store"], spec["source"], spec["repo"])
     if manifest and state == "inspected":
         return _inspect(spec, manifest, control, check)
     if check:
@@ -73,7 +79,7 @@ def sync(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
         warnings = control.join(upstreams, token, manifest, spec["seed"], spec["allow_multi_wan"])
         return {"changed": False, "warnings": warnings}
     if state == "finished":
-        return _finish(control, float(spec["wait_s"]))
+        return _finish(control, float(spec["wait_s"]), spec.get("content_id"))
     return {"changed": False, "stopped": control.stop(run_of(spec))}
 
 
@@ -193,8 +199,17 @@ def _start(spec: dict[str, Any], manifest: Manifest, control: JobControl) -> dic
     }
 
 
-def _finish(control: JobControl, seconds: float) -> dict[str, Any]:
+def _finish(control: JobControl, seconds: float, content_id: str | None) -> dict[str, Any]:
     view = control.wait(seconds)
+    found = view.status.get("content_id")
+    if content_id and found not in (None, content_id):
+        raise HubError(
+            f"another run has put a job for other content of {control.repo} ({str(found)[:19]} instead of "
+            f"{content_id[:19]}) in the place of the one that was waited for: have both runs use the same lock, then "
+            "run again",
+            content_id=found,
+            expected=content_id,
+        )
     if view.result is None:
         return {"changed": False, "finished": False, "job": _show(view)}
     if view.failed:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -440,6 +441,49 @@ def test_a_job_that_is_over_does_not_answer_for_a_later_run(hub: HubSimulator, f
     result = finish([host])[0]
     assert (result["changed"], result["verify"]["level"]) == (False, "full")
     assert result["verify"]["hashed_files"] == len(host.manifest.files)
+
+
+def test_the_result_of_another_run_s_job_is_not_taken_for_the_own(
+    hub: HubSimulator, fleet: Fleet, folder: Path
+) -> None:
+    (host,) = fleet(1)
+    begin([host], relay=False, run="first")
+    await_that("over", lambda: not host.job().running and host.job().over)
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    other = host.with_model(resolve(hub.url, REPO))
+    begin([other], relay=False, run="second")
+    with pytest.raises(HubError, match="another run has put a job for other content of Org/Model "):
+        host.call("finished", content_id=host.manifest.content_id, run="first")
+    assert other.call("finished", content_id=other.manifest.content_id, run="second")["finished"]
+
+
+def test_a_full_disk_for_the_files_of_jobs_is_named_and_keeps_no_half_of_a_secret(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host,) = fleet(1)
+
+    def fill(document: Any, handle: Any, **_options: Any) -> None:
+        handle.write(str(document)[:100])
+        handle.flush()
+        if "hubsecret" in str(document):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(job.json, "dump", fill)
+    place = host.control.folder.spec
+    with pytest.raises(StoreError, match=rf"failed: No space left on device \({place}\): make room there"):
+        host.call("started", token="hubsecret")
+    assert not [path for path in host.runtime.rglob("*") if path.name.startswith((".spec", "spec"))]
+    monkeypatch.undo()
+    begin([host])
+    assert host.call("finished")["finished"]
+
+
+def test_a_file_in_the_place_of_the_files_of_a_job_is_replaced(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    host.runtime.mkdir(parents=True, mode=0o700)
+    host.control.folder.path.write_text("x")
+    begin([host])
+    assert host.call("finished")["finished"]
 
 
 def test_a_relay_of_another_content_is_not_in_the_way_once_it_only_serves(

@@ -187,11 +187,12 @@ def test_a_model_that_is_being_downloaded_is_refused(revisions: list[Path], stor
     assert len(published(store)) == 2
 
 
-@pytest.mark.parametrize("end", ["", "/"])
+@pytest.mark.parametrize("written", ["{}/store", "{}/store/", "{}//store/.", "{}/other"])
 def test_a_job_that_waits_to_begin_is_in_the_way(
-    revisions: list[Path], store: Path, rules: Rules, tmp_path: Path, end: str
+    revisions: list[Path], store: Path, rules: Rules, tmp_path: Path, written: str
 ) -> None:
-    folder = JobControl(tmp_path / "jobs", f"{store}{end}", "modelscope", REPO).folder
+    (tmp_path / "other").symlink_to(store)
+    folder = JobControl(tmp_path / "jobs", written.format(tmp_path), "modelscope", REPO).folder
     folder.path.mkdir(parents=True)
     lock = hold_lock(folder)
     assert lock is not None

@@ -472,6 +472,22 @@ def test_an_unfit_store_is_refused_before_anything_is_written(
     assert not ensure(facts=facts(**change))["changed"], "what is there may be used"
 
 
+def test_a_link_in_the_place_of_the_inner_folder_is_refused_before_anything_is_written(
+    ensure: Ensure, folder: Path, store: Path, tmp_path: Path
+) -> None:
+    """All other actions refuse it: what they free could be somebody else's."""
+    ensure()
+    (store / ".store").rename(tmp_path / "moved")
+    (store / ".store").symlink_to(tmp_path / "moved")
+    before = contents(tmp_path / "moved")
+    assert not ensure()["changed"], "what is there is used as it is"
+    (folder / "config.json").write_text('{"architectures": ["Other"]}')
+    assert [fault["id"] for fault in ensure(check=True)["plan"]["faults"]] == ["link"]
+    with pytest.raises(StoreError, match=r"\.store is a symbolic link, and what it names is no store of socle's"):
+        ensure()
+    assert contents(tmp_path / "moved") == before
+
+
 def test_several_faults_are_told_at_once(ensure: Ensure) -> None:
     with pytest.raises(StoreError, match=r"network file system.*inodes left") as caught:
         ensure(facts=facts(file_system="lustre", inodes=3))
