@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.effort impor
     effort_table,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import EFFORTS, Model
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, quoted, short
 
 SCHEMA = "socle.client_card/1"
 
@@ -34,6 +35,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 ANYWHERE = ("0.0.0.0", "::")
 
 _NAMED_VALUE = re.compile(r"\{\{-?\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(?:\|[^}]*)?-?\}\}")
+LONGEST_NAME = 500
 _FALLBACK_KEYS = ("url", "model", "key")
 
 
@@ -82,13 +84,29 @@ def fallback_of(given: Any) -> dict[str, Any] | None:
     if not isinstance(given, Mapping) or "url" not in given or set(given) - set(_FALLBACK_KEYS):
         raise PlanError(
             f"endpoint_fallback must be a map with the key url, and model and key (the name of its key) if need be, "
-            f"but has {known_list(given) if isinstance(given, Mapping) else type(given).__name__}; correct it."
+            f"but {_found(given)}; correct it."
         )
     return {
         "url": client_url(given["url"], "endpoint_fallback.url"),
-        "model": str(given["model"]) if given.get("model") else None,
-        "key": str(given["key"]) if given.get("key") else None,
+        "model": _name(given.get("model"), "endpoint_fallback.model", "the name of the model there"),
+        "key": _name(given.get("key"), "endpoint_fallback.key", "the name of its key"),
     }
+
+
+def _found(given: Any) -> str:
+    return f"has {known_list(map(short, given))}" if isinstance(given, Mapping) else f"is {describe(given)}"
+
+
+def _name(given: Any, where: str, expected: str) -> str | None:
+    """A name that ends up on cards and in settings, None without one; raises PlanError for what cannot be one."""
+    if given in (None, ""):
+        return None
+    if not isinstance(given, str) or not given.isprintable() or len(given) > LONGEST_NAME:
+        raise PlanError(
+            f"{where} must be {expected}, one line of at most {LONGEST_NAME} printable characters, "
+            f"but is {describe(given)}; correct it."
+        )
+    return given
 
 
 def recorded_class(state: Mapping[str, Any] | None, instances: Mapping[str, Any]) -> str | None:
@@ -158,10 +176,17 @@ def _reach(plan: Mapping[str, Any], place: Place) -> tuple[str, str | None, str]
     """(base address for clients, command that makes it reachable, name for NO_PROXY)"""
     bound = str(plan["sources"]["host"]["value"])
     port = plan["port"]
+    if not place.address.isprintable() or " " in place.address:
+        raise PlanError(
+            f"ansible_host of {plan['host']} (option address) is {quoted(place.address)}, which is no address for "
+            "clients; correct it."
+        )
     if place.url is not None:
         return place.url, None, urlsplit(place.url).hostname or ""
     if bound in LOOPBACK:
-        return f"http://127.0.0.1:{port}", f"ssh -N -L {port}:127.0.0.1:{port} {place.address}", "127.0.0.1"
+        # What begins with a dash would be an option.
+        words = ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *["--"] * place.address.startswith("-"), place.address]
+        return f"http://127.0.0.1:{port}", shlex.join(words), "127.0.0.1"
     host = place.address if bound in ANYWHERE else bound
     return f"http://{_in_url(host)}:{port}", None, host
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import MESSAGES
@@ -89,21 +89,21 @@ def openai_agent(card: Mapping[str, Any]) -> dict[str, Any]:
     }
     provider = f"socle-{card['instance']}"
     table = [
-        f"model = {json.dumps(card['models'][0])}",
-        f"model_provider = {json.dumps(provider)}",
+        f"model = {_toml(card['models'][0])}",
+        f"model_provider = {_toml(provider)}",
         *([f"model_context_window = {card['context']['max_model_len']}"] if card["context"]["max_model_len"] else []),
         "",
-        f"[model_providers.{provider}]",
-        f"name = {json.dumps(str(card['host']) + ' ' + str(card['instance']))}",
-        f"base_url = {json.dumps(card['urls']['openai'])}",
+        f"[model_providers.{_toml(provider)}]",
+        f"name = {_toml(str(card['host']) + ' ' + str(card['instance']))}",
+        f"base_url = {_toml(card['urls']['openai'])}",
         'wire_api = "responses"',
-        *([f"env_key = {json.dumps(key['variable'])}"] if key["required"] else []),
+        *([f"env_key = {_toml(key['variable'])}"] if key["required"] else []),
     ]
     found: dict[str, Any] = {
         "title": "OpenAI agent: environment, and ~/.codex/config.toml",
         "environment": environment,
         "codex": "\n".join(table) + "\n",
-        "lines": [*_exports(environment), "", *table],
+        "lines": [*_exports(environment, ["OPENAI_API_KEY"] if key["required"] else []), "", *table],
     }
     fallback = card["fallback"]
     if fallback:
@@ -113,11 +113,18 @@ def openai_agent(card: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _exports(environment: Mapping[str, str]) -> list[str]:
-    """As lines for a shell, in which a value that names another variable stays one, and NO_PROXY keeps what it had."""
+def _toml(text: str) -> str:
+    """A basic string of TOML, which unlike JSON knows no pairs of surrogates, and escapes the last character of ASCII."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _exports(environment: Mapping[str, str], references: Collection[str] = ()) -> list[str]:
+    """As lines for a shell, in which NO_PROXY keeps what it had. Those of *references* have "$" and the name of another
+    variable as their value, which stays one; whatever else begins so is a text.
+    """
     lines = []
     for name, value in environment.items():
-        word = f'"{value}"' if value.startswith("$") else shlex.quote(value)
+        word = f'"{value}"' if name in references else shlex.quote(value)
         lines.append(f"export {name}=" + (f'"${{NO_PROXY:+$NO_PROXY,}}"{word}' if name == "NO_PROXY" else word))
     return lines
 

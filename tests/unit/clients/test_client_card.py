@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,10 +173,85 @@ def test_the_agent_s_files_are_sound() -> None:
     assert shown == "http://192.0.2.20:8003/v1 k M intranet,192.0.2.20\n"
 
 
-def test_a_name_with_odd_characters_stays_one_word() -> None:
-    card = card_of(served_names=['/models/a "b" $c'])
-    assert tomllib.loads(card["clients"]["openai_agent"]["codex"])["model"] == '/models/a "b" $c'
-    assert """export OPENAI_MODEL='/models/a "b" $c'""" in card["clients"]["openai_agent"]["lines"]
+HOSTILE = [
+    "$HOME",
+    "${NO_PROXY:-x}",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a; touch pwned; #",
+    """quote " and ' and \\ end""",
+    "'$(touch pwned)'",
+    "-rf * ? [a] ~ !! & | < >",
+    "# no comment",
+    "a: b, {c: d}",
+    "\N{GRINNING FACE} \N{LATIN SMALL LETTER E WITH ACUTE}",
+    "a\"\"\"b'''c",
+    'key = "x"]',
+]
+
+
+def values_of(lines: list[str], folder: Path, names: list[str]) -> list[str]:
+    """What a shell that takes the export *lines* has in the variables *names* then; nothing in them is run."""
+    exports = "\n".join(line for line in lines if line.startswith("export "))
+    shown = " ".join(f'"${name}"' for name in names)
+    done = subprocess.run(
+        ["bash", "-uc", f"{exports}\nprintf '%s\\0' {shown}"],
+        env={"AGENTS_FP8_API_KEY": "$(touch pwned)", "NO_PROXY": "intranet"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(folder.iterdir()) == [] and done.stderr == ""
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_copied_means_the_name_itself(name: str, tmp_path: Path) -> None:
+    fallback = fallback_of({"url": "https://other.example/$(id)';x", "model": name, "key": name})
+    card = card_of(served_names=[name], host=name, fallback=fallback)
+    agent = card["clients"]["openai_agent"]
+    again = agent["lines"].index("to fall back, change these:")
+    wanted = ["OPENAI_MODEL", "OPENAI_API_KEY", "NO_PROXY"]
+    assert values_of(agent["lines"][:again], tmp_path, wanted) == [name, "$(touch pwned)", "intranet,192.0.2.20"]
+    changed = values_of(agent["lines"][again:], tmp_path, ["OPENAI_BASE_URL", "OPENAI_MODEL"])
+    assert changed == ["https://other.example/$(id)';x/v1", name]
+    codex = tomllib.loads(agent["codex"])
+    assert codex["model"] == name
+    assert codex["model_providers"]["socle-agents-fp8"]["name"] == f"{name} agents-fp8"
+    claude = card["clients"]["claude_code"]["lines"]
+    end = claude.index("to fall back, change these:")
+    assert json.loads("\n".join(claude[:end]))["env"]["ANTHROPIC_MODEL"] == name
+    assert json.loads("\n".join(claude[end + 1 :]))["env"]["ANTHROPIC_DEFAULT_OPUS_MODEL"] == name
+    assert json.loads(json.dumps(card))["fallback"]["model"] == name
+
+
+def test_a_character_that_toml_does_not_take_is_escaped() -> None:
+    card = card_of(served_names=["a\x7fb\tc"])
+    assert tomllib.loads(card["clients"]["openai_agent"]["codex"])["model"] == "a\x7fb\tc"
+
+
+@pytest.mark.parametrize("address", ["-oProxyCommand=touch pwned", "gpu1;touch pwned", "$(touch pwned)", "`id`"])
+def test_the_command_of_a_tunnel_has_the_address_as_one_word(address: str) -> None:
+    address = address.replace(" ", "_")
+    words = shlex.split(card_of(Place(address), bound="127.0.0.1")["tunnel"])
+    assert words[:4] == ["ssh", "-N", "-L", "8003:127.0.0.1:8003"]
+    assert words[4:] == (["--", address] if address.startswith("-") else [address])
+
+
+@pytest.mark.parametrize("address", ["gpu1\nexport X=1", "gpu1 gpu2", "\x1b[2J"])
+def test_an_address_that_is_none_makes_no_card(address: str) -> None:
+    with pytest.raises(PlanError, match=r"^ansible_host of gpu1 .* is no address for clients; correct it\.$"):
+        card_of(Place(address))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model", "a\nb"), ("model", ["N"]), ("key", "\x1b[2J"), ("model", "m" * 501)]
+)
+def test_a_name_of_the_fallback_that_is_none_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=rf"^endpoint_fallback\.{key} must be the name of") as refused:
+        fallback_of({"url": "https://other.example", key: value})
+    assert len(refused.value.message) < 400
 
 
 def test_a_fallback_is_one_change_for_each_client() -> None:
