@@ -103,6 +103,8 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     """The worst first."""
     capacity: Mapping[str, Any] = field(default_factory=lambda: Capacity().as_plan())
+    passed_over: frozenset[str] = frozenset()
+    """The ids that had something to say and are passed over, told or not."""
 
 
 def check(subject: Subject, knowledge: Knowledge) -> Verdict:
@@ -123,7 +125,11 @@ def check(subject: Subject, knowledge: Knowledge) -> Verdict:
     findings = [finding.passed_over(reasons[finding.id]) if finding.id in reasons else finding for finding in findings]
     findings += evaluate(knowledge.rules, context)
     once = _once(findings)
-    return Verdict(tuple(sorted(once, key=lambda finding: SEVERITIES.index(finding.severity))), context["capacity"])
+    return Verdict(
+        tuple(sorted(once, key=lambda finding: SEVERITIES.index(finding.severity))),
+        context["capacity"],
+        frozenset(finding.id for finding in findings if finding.id in reasons),
+    )
 
 
 def _flag(finding: Finding) -> str:

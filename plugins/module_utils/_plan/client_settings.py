@@ -114,7 +114,7 @@ def openai_agent(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _toml(text: str) -> str:
-    """A basic string of TOML, which unlike JSON knows no pairs of surrogates, and escapes the last character of ASCII."""
+    """A basic string of TOML, which unlike JSON has no pairs of surrogates and escapes the last character of ASCII."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

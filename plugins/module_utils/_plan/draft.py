@@ -110,6 +110,8 @@ class Draft:
         self.refused: set[str] = set()
         """Flags, and "driver", of which a fault is told here already."""
         self.overlay: dict[str, Any] | None = None
+        self.passed_over: frozenset[str] = frozenset()
+        """Ids of what the checks found and were told to pass over."""
         self.model = self._find_model(catalogue)
         self.held = request.weights.get(self.model.repo, HeldWeights())
         self.profile, self.gpus_per_instance = self._find_profile(catalogue)
@@ -222,6 +224,7 @@ class Draft:
         verdict = Verdict()
         if knowledge is not None:
             verdict = check(self._subject(flags, env, image, max_model_len, bool(aliases)), knowledge)
+            self.passed_over = verdict.passed_over
             for finding in verdict.findings:
                 if finding.severity == ERROR:
                     problems.add(self._refusal(finding, flags, env))

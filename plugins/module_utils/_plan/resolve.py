@@ -28,6 +28,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.instances im
     withhold_secrets,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, TemplateFinder
+from ansible_collections.socle.inference.plugins.module_utils._plan.rules import idle
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems
 
 
@@ -59,6 +60,7 @@ def resolve(
     _check_ports(instances, problems)
     plans: dict[str, dict[str, Any]] = {}
     templates: list[dict[str, Any]] = []
+    passed_over: set[str] = set()
     for name in sorted(instances):
         try:
             own = variant if name in variant.get("instances", [name]) else {}
@@ -69,6 +71,7 @@ def resolve(
             continue
         plan["warnings"] = [*(found.warnings if found else []), *plan["warnings"]]
         plans[name] = plain(plan)
+        passed_over |= draft.passed_over
         if draft.template:
             templates.append(
                 {
@@ -79,6 +82,10 @@ def resolve(
                 }
             )
     problems.raise_if_any()
+    unneeded = idle(knowledge.rules.ignored, passed_over, request.host) if knowledge else None
+    if unneeded:
+        for plan in plans.values():
+            plan["findings"].append(unneeded.as_dict())
     return Resolution(host_class.name, plans, templates)
 
 

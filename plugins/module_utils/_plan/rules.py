@@ -10,7 +10,7 @@ docs/rules.md has the words of a condition. Private to socle.inference.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
@@ -18,7 +18,12 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._plan import schema
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import canonical_json
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Reader
-from ansible_collections.socle.inference.plugins.module_utils._plan.finding import IGNORED_VARIABLE, SEVERITIES, Finding
+from ansible_collections.socle.inference.plugins.module_utils._plan.finding import (
+    IGNORED_VARIABLE,
+    NOTE,
+    SEVERITIES,
+    Finding,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import (
     ANY,
     LIST,
@@ -32,7 +37,13 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context
     parse_path,
     version_key,
 )
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, nearest, short
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    Problems,
+    describe,
+    known_list,
+    nearest,
+    short,
+)
 
 FOLDER = "profiles"
 SITE_FOLDER = "."
@@ -46,6 +57,16 @@ MAX_PATTERN = 200
 _MAX_MATCHED = 1000
 _MAX_SHOWN = 80
 _MAX_REASON = 400
+
+GONE: Mapping[str, str] = {
+    "SOC-R44": "SOC-C05 and SOC-C06",
+    "SOC-R45": "SOC-C05 and SOC-C06",
+    "SOC-R46": "SOC-C03",
+}
+"""Ids of rules that there are no more, and the findings that tell the same; an id is not used again."""
+
+IDLE = "SOC-R00"
+"""What is said of ids that are passed over and found nothing."""
 
 _OWN_ID = r"SOC-R\d{2,3}"
 _SITE_ID = r"(?!SOC-)[A-Z][A-Z0-9]{1,15}-R\d{2,4}"
@@ -159,6 +180,23 @@ def evaluate(rules: RuleSet, context: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
+def idle(ignored: Iterable[str], found: Collection[str], host: str) -> Finding | None:
+    """What to say of those of the *ignored* ids that are not among *found*, of any instance of *host*."""
+    names = sorted(set(ignored) - set(found))
+    if not names:
+        return None
+    one = len(names) == 1
+    return Finding(
+        IDLE,
+        NOTE,
+        f"{IGNORED_VARIABLE} passes over {known_list(names)}, which {'finds' if one else 'find'} nothing in the plans "
+        f"of {host}.",
+        f"Remove {'it' if one else 'them'} from {IGNORED_VARIABLE}, unless other hosts need {'it' if one else 'them'}, "
+        "or what is asked for is not known yet.",
+        subject=IGNORED_VARIABLE,
+    )
+
+
 def shown(value: Any) -> str:
     """A value within a sentence: one line, of a length that a person reads, whatever it holds."""
     if value is None:
@@ -186,7 +224,9 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         return {}
     reasons = {}
     for rule, reason in given.items():
-        if rule not in known:
+        if rule in GONE:
+            problems.add(f"{IGNORED_VARIABLE} names '{rule}', which is gone; {GONE[rule]} tell what it told.")
+        elif rule not in known:
             problems.add(
                 f"{IGNORED_VARIABLE} names {shown(rule)!r}, which is the id of no rule"
                 f"{nearest(str(rule).upper(), known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"

@@ -130,6 +130,46 @@ def test_an_id_that_no_check_has_is_refused() -> None:
         knowledge(SOC_F91="x")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("soc_r02", "names 'soc-r02', which is the id of no rule; did you mean 'SOC-R02'?"),
+        ("SOC_R44", "names 'SOC-R44', which is gone; SOC-C05 and SOC-C06 tell what it told."),
+    ],
+)
+def test_an_id_that_is_gone_or_wrong_is_told_with_what_to_name_instead(name: str, said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        knowledge(**{name: "x"})
+    assert refused.value.fields["errors"] == [f"vllm_rules_ignored {said}"]
+
+
+def test_ids_that_find_nothing_are_named_in_a_note() -> None:
+    plan = real("a800-1", "agents", knowledge(SOC_R02="measured", SOC_R36="never", SOC_F01="patched"))
+    (told,) = [finding for finding in plan["findings"] if finding["id"] == "SOC-R00"]
+    assert told["severity"] == "note"
+    assert (
+        told["sentence"]
+        == "vllm_rules_ignored passes over SOC-F01, SOC-R36, which find nothing in the plans of a800-1."
+    )
+    assert "SOC-R00" in "\n".join(plan_table(plan, notes=True))
+    assert "SOC-R00" not in [warning["id"] for warning in plan["warnings"]]
+
+
+def test_an_id_that_one_instance_of_the_host_needs_is_no_note(plan_all: Any) -> None:
+    chat = {"model": "small-chat"}
+    plans = plan_all(
+        {"a": {**chat, "flags": {"our-own-flag": 1}}, "b": {**chat, "port": 1}}, knowledge=knowledge(SOC_F01="patched")
+    ).plans
+    assert [ids(plan) for plan in plans.values() if "SOC-R00" in ids(plan)] == []
+    assert "SOC-F01" in ids(plans["a"]) and "SOC-F01" not in ids(plans["b"])
+
+
+def test_an_id_whose_finding_another_tells_better_is_no_note() -> None:
+    flags = {"speculative-config": {"method": "qwen3_next_mtp", "num_speculative_tokens": 1}}
+    found = ids(real("a800-1", "agents", knowledge(SOC_R08="known"), flags=flags))
+    assert "SOC-F07" in found and not {"SOC-R08", "SOC-R00"} & set(found)
+
+
 def test_ids_that_can_be_passed_over_are_those_that_are_documented() -> None:
     listed = [
         ident
