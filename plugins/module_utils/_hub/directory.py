@@ -47,6 +47,8 @@ LONG_HEADERS = frozenset(
 SPARSE = "files with holes (tar --sparse)"
 FILES = "files"
 VOLUMES = "volume-*"
+PARTIAL = ".partial"
+"""At the end of the name of what is still being written."""
 PIECE = "{path}.{number:03d}"
 """A file that is larger than a volume lies in several of them, as numbered pieces that begin with 001."""
 NOT_CONTENT = frozenset({".git", ".cache", "._____temp", ".msc", ".mdl", ".mv"})
@@ -93,6 +95,7 @@ class DirectoryHub:
             place = self._place()
             text = place.read_manifest()
             if text is None:
+                _refuse_unfinished(self._path)
                 return self._hash_folder(repo, revision)
         try:
             manifest = loads(text)
@@ -285,8 +288,8 @@ class _Archive:
                 }
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise HubError(
-                f"{path} is no folder and no tar archive that can be read in place ({error}): give one without "
-                "compression"
+                f"{path} is no folder and no tar archive that can be read in place ({error}): give a whole one, "
+                "without compression"
             ) from error
         manifests = [name for name in self._members if posixpath.basename(name) == MANIFEST]
         self._manifest = min(manifests, key=lambda name: (name.count("/"), name), default=None)
@@ -299,10 +302,19 @@ class _Archive:
                 handle.seek(offset)
                 text = _decoded(handle.read(min(size, MANIFEST_MAX_BYTES)))
             if _is_export(text):
+                self._refuse_volumes()
                 return text
         raise HubError(
             f"{self._path} is an archive without the {MANIFEST} of an export: unpack it, and give the folder"
         )
+
+    def _refuse_volumes(self) -> None:
+        top = posixpath.join(self._root, VOLUMES.rstrip("*"))
+        if any(name.startswith(top) and f"/{FILES}/" in name for name in self._members):
+            raise HubError(
+                f"{self._path} holds an export in volumes, which are read from folders only: unpack it, and give the "
+                "folder"
+            )
 
     def find(self, file: ModelFile) -> list[Piece]:
         for root in (posixpath.join(self._root, FILES), self._root):
@@ -390,6 +402,19 @@ def _walk(top: Path) -> dict[str, Path]:
                 )
             found[path] = real
     return found
+
+
+def _refuse_unfinished(top: Path) -> None:
+    """Raise HubError for an export whose manifest is missing or damaged: as a plain folder, it would be published as a
+    model whose files lie one folder deeper than an engine looks for them."""
+    entries = [entry for entry in top.iterdir() if entry.name not in NOT_CONTENT]
+    begun = any(entry.is_dir() and (entry.name == FILES or entry.match(VOLUMES)) for entry in entries)
+    files = {entry.name for entry in entries if not entry.is_dir()}
+    if MANIFEST + PARTIAL in files or (begun and files <= {MANIFEST}):
+        raise HubError(
+            f"{top} is an export whose {MANIFEST}, which is written last, is missing or damaged: run the export again, "
+            "which goes on where it ended, or copy the folder again"
+        )
 
 
 def _refuse_link(place: Path) -> None:

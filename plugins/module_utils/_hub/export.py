@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.catalog import check_root
-from ansible_collections.socle.inference.plugins.module_utils._hub.directory import FILES, MANIFEST, PIECE
+from ansible_collections.socle.inference.plugins.module_utils._hub.directory import FILES, MANIFEST, PARTIAL, PIECE
 from ansible_collections.socle.inference.plugins.module_utils._hub.hashing import BUFFER_BYTES, hash_file
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest, loads
@@ -35,7 +35,6 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.store import 
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 VOLUME = "volume-{number:03d}"
-PARTIAL = ".partial"
 FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_VOLUMES = 999
 MIN_ROOM_BYTES = 64 << 10

@@ -143,6 +143,27 @@ def test_names_that_a_snapshot_cannot_hold_are_refused(folder: Path) -> None:
         resolve(folder)
 
 
+@pytest.mark.parametrize("kind", ["interrupted", "in volumes", "without a manifest", "damaged"])
+def test_an_export_without_its_manifest_is_no_plain_folder(export: Path, kind: str) -> None:
+    if kind == "interrupted":
+        (export / "manifest.json").rename(export / "manifest.json.partial")
+    elif kind == "damaged":
+        os.truncate(export / "manifest.json", 100)
+    else:
+        (export / "manifest.json").unlink()
+    if kind == "in volumes":
+        (export / "volume-001").mkdir()
+        (export / "files").rename(export / "volume-001" / "files")
+    with pytest.raises(HubError, match=rf"{export} is an export whose manifest.json.* run the export again"):
+        resolve(export)
+
+
+def test_a_model_may_have_a_folder_called_like_that_of_an_export(folder: Path) -> None:
+    (folder / "files").mkdir()
+    (folder / "files" / "more.json").write_text("{}")
+    assert "files/more.json" in [file.path for file in resolve(folder).files]
+
+
 def test_an_export_brings_its_commit_along(export: Path, manifest: Manifest, folder: Path) -> None:
     assert resolve(export) == manifest
     assert resolve(export, str(manifest.commit)) == manifest
@@ -190,6 +211,15 @@ def test_archives_that_cannot_be_used_are_named(
             if path.is_file() and path.name != without:
                 target.add(path, path.relative_to(export))
     with pytest.raises(HubError, match=message):
+        resolve(tmp_path / "model.tar")
+
+
+def test_an_archive_of_volumes_is_refused_by_name(export: Path, tmp_path: Path) -> None:
+    (export / "volume-001").mkdir()
+    (export / "files").rename(export / "volume-001" / "files")
+    with tarfile.open(tmp_path / "model.tar", "w") as target:
+        target.add(export, "Org--Model")
+    with pytest.raises(HubError, match=r"model.tar holds an export in volumes.* unpack it, and give the folder"):
         resolve(tmp_path / "model.tar")
 
 
