@@ -15,6 +15,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import CPU
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture, architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.capacity import Capacity, plan_capacity
+from ansible_collections.socle.inference.plugins.module_utils._plan.container_paths import unmounted_paths
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import HostClass
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import SEVERITIES, Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_check import check_flags, unchecked
@@ -31,7 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.rules import
 from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import TensorGroup
 
 IDS = (
-    *(f"SOC-F{number:02}" for number in range(1, 19)),
+    *(f"SOC-F{number:02}" for number in range(1, 20)),
     *(f"SOC-C{number:02}" for number in range(1, 17)),
 )
 """Ids of findings that no rule makes."""
@@ -54,6 +55,7 @@ SAID_BETTER_OF_FLAG: Mapping[str, frozenset[str]] = {
     "SOC-R56": frozenset({"SOC-F05", "SOC-F08"}),
     "SOC-F07": frozenset({"SOC-R57"}),
     "SOC-C09": frozenset({"SOC-F05"}),
+    "SOC-F19": frozenset({"SOC-F01", "SOC-F03", "SOC-F08", "SOC-F09"}),
 }
 """The same where both must be about the same flag, since flag findings have one id for all flags."""
 
@@ -91,6 +93,9 @@ class Subject:
     api_key: bool
     shm_size_bytes: int
     effort_aliases: bool
+    mounts: Sequence[Mapping[str, Any]]
+    """As the plan has them, each with its target and kind."""
+    state_dir: str
     calibrations: Sequence[Any] = ()
     weights: Sequence[TensorGroup] = ()
     """The tensors of the model that the host holds; none where it holds none, or nobody asked it."""
@@ -115,6 +120,7 @@ def check(subject: Subject, knowledge: Knowledge) -> Verdict:
         findings.append(unchecked(subject.vllm_version, knowledge.schemas))
     else:
         findings += check_flags(subject.flags, subject.env, schema, knowledge.schemas)
+    findings += unmounted_paths(subject.flags, subject.env, subject.mounts, subject.state_dir)
     findings = [finding for finding in findings if _flag(finding) not in subject.refused]
     context = _context(subject, schema)
     unsound = "tensor-parallel-size" in subject.refused or any(finding.id in UNSOUND for finding in findings)

@@ -323,6 +323,8 @@ class Draft:
             api_key=bool(self.instance.get("api_key")),
             shm_size_bytes=self.profile.shm_size_bytes,
             effort_aliases=effort_aliases,
+            mounts=self._mounts(image),
+            state_dir=self.request.state_dir,
             calibrations=self.request.calibrations,
             weights=self.held.groups,
             refused=self.refused,

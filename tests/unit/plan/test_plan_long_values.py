@@ -115,6 +115,7 @@ def test_what_is_refused_of_a_variant_is_told_readably(errors_of: Any, variant: 
         {"env": {f"VLLM_{WORD}": "x"}},
         {"flags": {"kv-events-config": {WORD: 1}}},
         {"flags": {"config-format": WORD}},
+        {"flags": {"tokenizer": f"/{WORD}"}},
     ],
 )
 def test_what_is_told_beside_a_plan_is_readable(plan_one: Any, instance: Any) -> None:
