@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -317,7 +317,8 @@ class _Run:
         linked = self.ledger.links.get(self.link, [])[:1] == [found.manifest.id]
         if described and name_known and linked and not found.inspection.renewed and not leftovers:
             return
-        with self._unhurried():
+
+        def tidy() -> None:
             make_folder(self.store.base / "manifest")
             self.store.save_manifest(found.manifest)
             self._merge(found.manifest, found.inspection)
@@ -325,19 +326,23 @@ class _Run:
             self.ledger.note_link(self.link, found.manifest.id)
             self.store.save_ledger(self.ledger)
 
+        self._unhurried(tidy)
+
     def _remember(self, found: _Found) -> None:
         """Keep what is damaged, so that the next quick look does not pass it, and what was proven."""
         if self.request.check or not (found.inspection.rotten or found.inspection.renewed):
             return
-        with self._unhurried():
+
+        def remember() -> None:
             self._merge(found.manifest, found.inspection)
             self.store.save_ledger(self.ledger)
 
-    @contextlib.contextmanager
-    def _unhurried(self) -> Iterator[None]:
-        """Under the lock, if nobody has it; where that cannot be, the next run does it."""
+        self._unhurried(remember)
+
+    def _unhurried(self, work: Callable[[], None]) -> None:
+        """Do *work* under the lock, if nobody has it; where that cannot be, the next run does it."""
         with contextlib.suppress(OSError, StoreError), self.store.locked(0, Progress()):
-            yield
+            work()
 
     def _merge(self, manifest: Manifest, inspection: Inspection) -> None:
         """Put what this run learnt onto the ledger as it is now, under the lock."""

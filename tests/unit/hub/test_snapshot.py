@@ -702,3 +702,18 @@ def test_a_linked_file_that_changes_before_it_is_published_is_noticed(
         ensure_snapshot(request, make_hub(endpoint=hub.url, proxy="", policy=FAST), Meddler())
     assert published(store) == [old.name]
     assert contents(Path(ensure()["path"])) == contents(folder)
+
+
+def test_what_is_only_noted_waits_for_nobody_and_fails_no_run(ensure: Ensure, store: Path) -> None:
+    """Another run has the lock: what was found out is told all the same, and the next run notes it."""
+    path = Path(ensure()["path"])
+    (base(store) / "stage" / "1-dead").mkdir()
+    with (base(store) / "lock").open("r+") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert not ensure()["changed"]
+        flip_byte(path / WEIGHTS)
+        with pytest.raises(StoreError, match=rf"1 missing or damaged files \({WEIGHTS}\)"):
+            ensure(offline=True, activate=False, full=True)
+    assert (base(store) / "stage" / "1-dead").exists()
+    assert ensure()["files"]["repaired"] == 1
+    assert not (base(store) / "stage" / "1-dead").exists()
