@@ -48,9 +48,16 @@ _UNLEVELLED = re.compile(
     r"|[\w.@-]+\.service: (?:A process of this unit has been killed by the OOM killer|Failed with result 'oom-kill')"
     r"|(?:\[[ \d.]+\] )?(?:Memory cgroup out of memory|Out of memory): Killed process \d"  # the kernel
     r"|(?:/bin/)?(?:ba)?sh: .*not found"
+    r"|\S+:\d+:\d+: fatal error: |(?:gcc|g\+\+|nvcc|ninja): fatal error: |nvcc fatal "  # compilers
     r"|Error: |error: )"
 )
 """How a message without a level begins when it reports an error."""
+
+_COMPILER = re.compile(
+    r"\S+:\d+:\d+: fatal error: |(?:gcc|g\+\+|nvcc|ninja): fatal error: |nvcc fatal "
+    r"|(?:/bin/)?(?:ba)?sh: .*\b(?:nvcc|gcc|[gc]\+\+|ninja): (?:command )?not found"
+)
+"""What a compiler writes, or the shell that looks for one."""
 
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): \S")
 
@@ -159,6 +166,12 @@ def reports_error(line: str) -> bool:
 def _process(line: str) -> str:
     prefix = _PREFIX.match(line)
     return prefix["process"] if prefix else ""
+
+
+def _by_a_compiler(line: str) -> bool:
+    """Whether a compiler wrote the line itself, which the engine may get over, rather than an engine that quotes it."""
+    prefix = _PREFIX.match(line)
+    return not (prefix and prefix["level"]) and bool(_COMPILER.match(strip_prefix(line)))
 
 
 def strip_prefix(line: str) -> str:
@@ -317,7 +330,7 @@ class Reader:
             if signature.generic:
                 self.fatal = self.conclude(found)
                 return
-            if signature.certain:
+            if signature.certain and not _by_a_compiler(line):
                 self.fatal = found
             elif self.probable is None:
                 self.probable, self._probably = found, _process(line)

@@ -470,10 +470,33 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         43,
         "compiler_missing",
-        r"Failed to find C compiler|Could not find nvcc|(?:nvcc|gcc|ninja): (?:command )?not found",
+        r"Failed to find C compiler|No working C\+\+ compiler found|Could not find nvcc|Cannot find ptxas"
+        r"|(?:^|[\s/:])(?:nvcc|gcc|[gc]\+\+|ninja): (?:command )?not found|cannot execute .?cc1"
+        r"|No such file or directory: '?(?:[^'\s]*/)?(?:nvcc|gcc|[gc]\+\+|ninja|ptxas)\b"
+        r"|Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set",
         "a kernel must be compiled and the image has no compiler for it",
-        "Use the full image of vLLM, or the flag enforce-eager and another attention-backend.",
-        "the words of Triton and FlashInfer",
+        "Use the full image of vLLM, or compile nothing: the flag enforce-eager, or compilation-config with mode none,"
+        " and another attention-backend where FlashInfer compiles.",
+        _CPU_LOG,
+    ),
+    _signature(
+        86,
+        "header_missing",
+        r"fatal error: (\S+): No such file or directory",
+        "code is compiled at the start and the image lacks the header {1}",
+        "Use an image that has it (libpython3-dev has Python.h, NVIDIA's devel images have those of CUDA), or compile"
+        " nothing: the flag enforce-eager, or compilation-config with mode none.",
+        _CPU_LOG,
+    ),
+    _signature(
+        87,
+        "compile_failed",
+        r"CppCompileError|Ninja build failed|nvcc fatal\s*: (.+)|ninja: build stopped: (.+)",
+        "code that is compiled at the start does not compile ({1}{2})",
+        "Use vLLM's own image for this GPU, or compile nothing: the flag enforce-eager, or compilation-config with mode"
+        " none, and another attention-backend where FlashInfer compiles.",
+        "the words of PyTorch, FlashInfer and nvcc",
+        certain=False,
     ),
     _signature(
         44,

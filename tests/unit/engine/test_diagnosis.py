@@ -79,6 +79,8 @@ FAILED = {
     ),
     "image-missing-podman-4.3.1": ("SOC-D62", "the image is not on the host any more"),
     "unknown-v0.32.0": ("SOC-D83", "the engine failed"),
+    "compiler-v0.32.0": ("SOC-D43", "a kernel must be compiled and the image has no compiler for it"),
+    "header-v0.32.0": ("SOC-D86", "code is compiled at the start and the image lacks the header Python.h"),
 }
 
 

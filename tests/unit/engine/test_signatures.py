@@ -196,3 +196,62 @@ def test_what_engines_get_over_ends_no_wait_by_itself() -> None:
     reader.feed(MESSAGES["python_package"])
     assert reader.fatal is None
     assert isinstance(reader.probable, Diagnosis) and reader.probable.name == "python_package"
+
+
+COMPILING = [
+    ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.", None),
+    ("torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in torch._inductor", None),
+    ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist", None),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'", None),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", None),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", None),
+    ("RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)", None),
+    ("OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.", None),
+    ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found", None),
+    ("/bin/sh: line 1: g++: command not found", None),
+    ("g++: fatal error: cannot execute 'cc1plus': execvp: No such file or directory", None),
+    ("/tmp/tmp1/main.c:4:10: fatal error: Python.h: No such file or directory", "Python.h"),
+    ("/tmp/x.cu:3:10: fatal error: cublasLt.h: No such file or directory", "cublasLt.h"),
+]
+
+
+@pytest.mark.parametrize(("message", "header"), COMPILING)
+def test_what_a_start_lacks_to_compile_is_named(message: str, header: str | None) -> None:
+    found = diagnose([f"(EngineCore pid=7) ERROR 11-30 08:00:01 [core.py:9] {message}"])
+    assert found is not None and found.name == ("header_missing" if header else "compiler_missing")
+    assert header is None or header in found.sentence
+    assert "enforce-eager" in found.remedy
+
+
+def test_a_header_that_is_missing_explains_that_code_does_not_compile() -> None:
+    failed = "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
+    lines = [failed, "", "Output:", "/x.cpp:80:10: fatal error: Python.h: No such file or directory", "80 | #include"]
+    found = diagnose([f"(Worker pid=7) ERROR 11-30 08:00:01 [multiproc_executor.py:9] {line}" for line in lines])
+    assert found is not None and found.name == "header_missing"
+    found = diagnose([f"(Worker pid=7) ERROR 11-30 08:00:01 [multiproc_executor.py:9] {failed}"])
+    assert found is not None and found.name == "compile_failed"
+    found = diagnose(["nvcc fatal   : Unsupported gpu architecture 'compute_120a'"])
+    assert found is not None and "(Unsupported gpu architecture 'compute_120a')" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/tmp/tmp1/main.c:4:10: fatal error: Python.h: No such file or directory",
+        "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
+    ],
+)
+def test_what_a_compiler_writes_by_itself_counts_when_the_engine_has_ended(line: str) -> None:
+    # Triton looks for its driver in this way, and vLLM goes on without it.
+    reader = Reader()
+    reader.feed(line)
+    assert reader.fatal is None and reader.probable is not None
+    reader.feed(MESSAGES["engine_failed"])
+    assert reader.fatal is not None and reader.fatal.name == reader.probable.name
+
+
+def test_a_warning_of_headers_that_are_not_needed_is_no_diagnosis() -> None:
+    line = (
+        "site-packages/torch/_inductor/cpp_builder.py:1361: UserWarning: Can't find Python.h in /usr/include/python3.11"
+    )
+    assert diagnose([line]) is None
