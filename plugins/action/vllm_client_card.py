@@ -19,7 +19,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.client_card 
     key_name,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest, quoted
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import data_path
 
 ARGUMENT_SPEC = {
@@ -67,7 +67,7 @@ def _cards(args: Mapping[str, Any], task_vars: Mapping[str, Any], address: str) 
     for name in urls:
         if name not in plans:
             raise PlanError(
-                f"endpoint_urls has {name!r}, which is no instance of the host (it has: {known_list(plans)})"
+                f"endpoint_urls has {quoted(name)}, which is no instance of the host (it has: {known_list(plans)})"
                 f"{nearest(name, plans) or '; remove it.'}"
             )
     return [

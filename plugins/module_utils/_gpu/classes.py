@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import GPU_KEYS, HostClass
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import known_list, nearest, quoted
 
 CPU = "cpu"
 HARDWARE = "hardware"
@@ -69,7 +69,7 @@ def find_override(option: Any, group_names: Iterable[str], known: Iterable[str],
     if option:
         if option not in names:
             raise PlanError(
-                f"host_class of {host} is {str(option)!r}, which is no known host class (known: {known_list(names)})"
+                f"host_class of {host} is {quoted(option)}, which is no known host class (known: {known_list(names)})"
                 f"{nearest(option, names) or '; correct it or add its file.'}"
             )
         return Override(str(option), "variable host_class")

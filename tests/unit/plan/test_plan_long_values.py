@@ -102,6 +102,11 @@ def test_what_is_refused_of_flag_variables_is_told_readably(errors_of: Any, laye
     assert [len(sentence) for sentence in told if len(sentence) > READABLE] == []
 
 
+def test_what_is_refused_of_a_host_class_is_told_readably(errors_of: Any) -> None:
+    told = errors_of({"chat": CHAT}, host_class=LONG)
+    assert [len(sentence) for sentence in told if len(sentence) > READABLE] == []
+
+
 @pytest.mark.parametrize("variant", [LONG, {LONG: 1}, {"name": [LONG]}, {"profile": LONG}])
 def test_what_is_refused_of_a_variant_is_told_readably(errors_of: Any, variant: Any) -> None:
     told = errors_of({"chat": CHAT}, variant=variant)
