@@ -13,6 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Pla
 from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import find_override, resolve_class
 from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.data import Catalogue, HostClass
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import quoted
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import data_path
 
 OWN_OPTIONS = ("host_class", "data_path", "require_class")
@@ -37,7 +38,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             required = boolean(own["require_class"] or False)
         except TypeError:
             result.update(
-                failed=True, msg=f"require_class of gpu_facts must be true or false, but is {own['require_class']!r}."
+                failed=True,
+                msg=f"require_class of gpu_facts must be true or false, but is {quoted(own['require_class'])}.",
             )
             return result
         result.update(self._execute_module(module_name=self._task.action, module_args=args, task_vars=task_vars))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import quoted
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path
 from ansible_collections.socle.inference.plugins.plugin_utils.progress_action import ProgressActionBase
 
@@ -25,7 +26,7 @@ class ActionModule(ProgressActionBase):
             # One variable may serve several runs with other workloads; a name that exists nowhere is a slip.
             if name not in known and name not in data.names("workloads"):
                 raise ProbeError(
-                    f"params names the workload {name!r}, which does not exist; "
+                    f"params names the workload {quoted(name)}, which does not exist; "
                     f"there are {', '.join(data.names('workloads'))}."
                 )
         return args
@@ -36,5 +37,5 @@ def _read(data: DataPath, name: str) -> dict[str, Any]:
     if not isinstance(workload, dict):
         raise ProbeError(f"{shown} is not a map of name, kind, params, repeats and warmups.")
     if workload.get("name") != name:
-        raise ProbeError(f"{shown} calls itself {workload.get('name')!r}; file name and name must be equal.")
+        raise ProbeError(f"{shown} calls itself {quoted(workload.get('name'))}; file name and name must be equal.")
     return workload

@@ -13,7 +13,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.canonical im
 from ansible_collections.socle.inference.plugins.module_utils._plan.draft import SCHEMA
 from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
 from ansible_collections.socle.inference.plugins.module_utils._plan.instances import check_gpus
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, quoted
 from ansible_collections.socle.inference.plugins.module_utils._plan.surroundings import (
     environment_fingerprint,
     units_needed,
@@ -112,7 +112,8 @@ def seal(request: Any) -> tuple[dict[str, Any], list[str]]:
     for name in ("model_path", "chat_template_path"):
         fault = path_fault(request[name]) if request.get(name) else None
         if fault:
-            problems.add(f"seal.{name} is {request[name]!r}, which a unit cannot mount from: {fault}; correct it.")
+            found = quoted(request[name])
+            problems.add(f"seal.{name} is {found}, which a unit cannot mount from: {fault}; correct it.")
     if plan.get("sealed"):
         problems.add(f"seal.plan of {plan.get('instance')} is sealed already; give the plan as vllm_plan returned it.")
     needed = ["image_digest", "content_id", "model_path"]
