@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
-from ansible_collections.socle.inference.plugins.plugin_utils.role_values import checked_variables, value_faults
+from ansible_collections.socle.inference.plugins.plugin_utils.playbook_values import playbook_value_faults
+from ansible_collections.socle.inference.plugins.plugin_utils.role_values import (
+    checked_variables,
+    value_faults,
+    values_of,
+)
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import unknown_variables
 
 
@@ -26,7 +29,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
-        faults = value_faults(self._set_values(task_vars))
+        # Of all playbooks, since site.yml begins with the one that asks for this.
+        faults = [*value_faults(self._set_values(task_vars)), *playbook_value_faults(task_vars, self._templar.template)]
         if faults:
             told = "\n".join(f"{fault}; correct it." for fault in faults)
             result.update(failed=True, msg=f"{told} Nothing was changed.", findings=[], checked=[])
@@ -42,12 +46,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _set_values(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         """The values of the host's variables that roles document."""
-        values = {}
-        for name in checked_variables().keys() & task_vars.keys():
-            try:
-                # They reach an action plugin as they were written, templates and all.
-                values[name] = plain(self._templar.template(task_vars[name]))
-            except AnsibleError:
-                # Told where it is used, by Ansible, which knows the line.
-                continue
-        return values
+        # They reach an action plugin as they were written, templates and all.
+        return values_of(
+            checked_variables().keys() & task_vars.keys(), lambda name: self._templar.template(task_vars[name])
+        )

@@ -29,7 +29,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.present impo
 from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, SizeFinder, Template
 from ansible_collections.socle.inference.plugins.module_utils._plan.resolve import resolve
 from ansible_collections.socle.inference.plugins.module_utils._plan.rules import load_rules
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, nearest
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import describe, known_list, nearest, quoted
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
 from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import (
@@ -38,6 +38,7 @@ from ansible_collections.socle.inference.plugins.plugin_utils.data_path import (
     data_path,
     user_path,
 )
+from ansible_collections.socle.inference.plugins.plugin_utils.playbook_values import playbook_value_faults
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import misspelt_variables
 
 OPTIONS = frozenset(
@@ -103,7 +104,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             args = dict(self._task.args)
             if args.get("seal") is None:
-                slips = misspelt_variables(task_vars)
+                slips = [*misspelt_variables(task_vars), *playbook_value_faults(task_vars, self._templar.template)]
                 if slips:
                     raise PlanError(f"{'; '.join(slips)}. Nothing was changed.")
                 for option, variable in VARIABLES.items():
@@ -163,7 +164,7 @@ def _answer(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> dict[str, 
     unknown = sorted(set(args) - OPTIONS)
     if unknown:
         raise PlanError(
-            f"vllm_plan has no option {unknown[0]!r} (it has {known_list(OPTIONS)})"
+            f"vllm_plan has no option {quoted(unknown[0])} (it has {known_list(OPTIONS)})"
             f"{nearest(unknown[0], OPTIONS) or '; remove it.'}"
         )
     if args.get("seal") is not None:
@@ -259,7 +260,8 @@ def _state_dir(value: Any) -> str:
     fault = path_fault(text)
     if fault:
         raise PlanError(
-            f"socle_state_dir (option state_dir) is {text!r}, which a unit cannot mount from: {fault}; correct it."
+            f"socle_state_dir (option state_dir) is {quoted(text)}, which a unit cannot mount from: {fault}; "
+            "correct it."
         )
     return text
 
@@ -277,6 +279,6 @@ def _template(name: str, data: DataPath, task_vars: Mapping[str, Any]) -> Templa
                 raise PlanError(f"chat template {path} cannot be read ({error}); correct its permissions.") from error
             return Template(str(path.resolve()), hashlib.sha256(content).hexdigest())
     raise PlanError(
-        f"chat template {name!r} was looked for in {TEMPLATES}/ of {data.describe()} and as a file beside the "
+        f"chat template {quoted(name)} was looked for in {TEMPLATES}/ of {data.describe()} and as a file beside the "
         "inventory and not found; correct chat_template of the instance or add the file."
     )

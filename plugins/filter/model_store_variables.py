@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible.errors import AnsibleError
 from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
-from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
-from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults
+from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults, values_of
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_options, unknown_variables
 
 ROLE = "model_store"
@@ -37,9 +35,10 @@ def variable_faults(hostvars: Any, hosts: Iterable[str], names: Iterable[str] = 
     found: dict[str, list[str]] = {}
     for host in hosts:
         own = hostvars[host]
-        values = {str(name): _value(own, name) for name in own if str(name).startswith(f"{ROLE}_")}
+        given = [str(name) for name in own if str(name).startswith(f"{ROLE}_")]
+        values = values_of(given, own.__getitem__)
         faults = [
-            *map(_unknown, unknown_variables({*values, *(name for name in names if name.startswith(f"{ROLE}_"))})),
+            *map(_unknown, unknown_variables({*given, *(name for name in names if name.startswith(f"{ROLE}_"))})),
             *value_faults({name: value for name, value in values.items() if value is not None}, _specified()),
             *models_faults(values.get(MODELS)),
             *_keep_faults(values.get("model_store_keep")),
@@ -93,14 +92,6 @@ def _specified() -> dict[str, Mapping[str, Any]]:
 def _unknown(one: Mapping[str, str | None]) -> str:
     hint = f" (did you mean {one['nearest']}?)" if one["nearest"] else ""
     return f"{short(one['name'])} is no variable of socle{hint}"
-
-
-def _value(own: Any, name: str) -> Any:
-    try:
-        return plain(own[name])
-    except AnsibleError:
-        # Told where it is used, by Ansible, which knows the line.
-        return None
 
 
 class FilterModule:

@@ -14,7 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.present impo
     plan_table,
     plan_url,
 )
-from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import misspelt_variables
+from ansible_collections.socle.inference.plugins.plugin_utils.playbook_values import checked_value, variable_slips
 
 
 class FilterModule:
@@ -27,5 +27,6 @@ class FilterModule:
             "plan_images": plan_images,
             "plan_url": plan_url,
             "weights_due": weights_due,
-            "misspelt_variables": misspelt_variables,
+            "misspelt_variables": variable_slips,
+            "checked_value": checked_value,
         }

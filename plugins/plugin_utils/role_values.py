@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
+from ansible_collections.socle.inference.plugins.module_utils._plan.canonical import plain
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import SHOWN, closest, short
 from ansible_collections.socle.inference.plugins.plugin_utils.role_variables import role_options
+from jinja2 import Undefined
 
 ROLES = ("container_engine", "gpu_container_toolkit", "gpu_driver")
 """The roles of playbook provision.yml."""
@@ -35,6 +38,23 @@ def checked_variables() -> dict[str, Mapping[str, Any]]:
     """The options of the roles that an inventory may set, by name; required ones are handed over by playbooks."""
     options = role_options()
     return {name: spec for role in ROLES for name, spec in options[role].items() if not spec.get("required")}
+
+
+def values_of(names: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
+    """What *read* gives for each of *names*, without those that cannot be evaluated yet.
+
+    Ansible, which knows their line, tells of them where they are used.
+    """
+    found = {}
+    for name in names:
+        try:
+            value = read(name)
+        except AnsibleError:
+            continue
+        # What hostvars give in place of an error.
+        if not isinstance(value, Undefined):
+            found[name] = plain(value)
+    return found
 
 
 def value_faults(values: Mapping[str, Any], specified: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
