@@ -31,6 +31,7 @@ SCHEMA = "socle.generation/1"
 UNIT_SUFFIXES = (".container", ".service")
 """Of the unit files of all engines."""
 
+LAST_NUMBER = 999_999_999
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 _KINDS: Mapping[str, tuple[type, Any]] = {

@@ -43,6 +43,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.documents 
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.drain import Drain
 from ansible_collections.socle.inference.plugins.module_utils._engine.generations import (
+    LAST_NUMBER,
     SCHEMA,
     Generation,
     failed_try,
@@ -352,6 +353,11 @@ class Launcher:
                 result["action"] = "would_restart" if restarts == "restarted" else "would_start"
             return result
 
+        if reuse is None and history.highest >= LAST_NUMBER:
+            raise EngineError(
+                f"Cannot launch {instance}: a generation of it has the number {history.highest}, the last that there"
+                f" is, which no launch can have given; remove that folder, or that link, below {folder}."
+            )
         if reuse is None:
             state: dict[str, Any] = {"schema": SCHEMA, "applied": "prepared", "created_at": self._now()}
             state.update(verdict=None, **({} if restores is None else {"restores": restores}))

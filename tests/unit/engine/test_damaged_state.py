@@ -115,6 +115,18 @@ def test_a_damaged_generation_is_ignored_with_a_warning_and_replaced(
     assert list_instances(backend, tmp_path / "instances", Files())[0]["chat"]["status"] == "started"
 
 
+def test_a_number_after_which_none_comes_is_told(
+    launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "instances/chat"
+    (folder / "generations/999999999").mkdir(parents=True)
+    with pytest.raises(EngineError, match=rf"has the number 999999999, the last .*; remove that folder, .* {folder}\."):
+        launcher.start(plan)
+    assert host.restarts == 0
+    (folder / "generations/999999999").rmdir()
+    assert launcher.start(plan)["generation"] == 1
+
+
 def test_nothing_is_kept_that_would_not_be_read_again(
     launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path
 ) -> None:
