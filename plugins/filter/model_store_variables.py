@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._hub.names import REPO, repo_of
 from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import short
 from ansible_collections.socle.inference.plugins.plugin_utils.role_values import value_faults, values_of
@@ -15,6 +16,10 @@ from ansible_collections.socle.inference.plugins.plugin_utils.role_variables imp
 ROLE = "model_store"
 MODELS = "model_store_models"
 FORM = "expected a list such as [{repo: ORGANISATION/NAME, revision: master}]"
+REMOVE = "model_store_remove"
+PATHS = ("model_store_path", "model_store_adopt_from", "model_store_export_path", "model_store_import_path")
+STARTS = ("/", "~", "$", "{{")
+"""What a path on a host may begin with: the host expands "~" and "$", Ansible an expression."""
 ACTIONS = ("sync", "verify", "list", "gc", "remove", "export", "import")
 PLAYBOOK: Mapping[str, Mapping[str, Any]] = {
     "model_store_action": {"type": "str", "choices": ACTIONS},
@@ -42,6 +47,8 @@ def variable_faults(hostvars: Any, hosts: Iterable[str], names: Iterable[str] = 
             *value_faults({name: value for name, value in values.items() if value is not None}, _specified()),
             *models_faults(values.get(MODELS)),
             *_keep_faults(values.get("model_store_keep")),
+            *_remove_faults(values.get(REMOVE)),
+            *_path_faults(values),
         ]
         for fault in faults:
             found.setdefault(fault, []).append(host)
@@ -54,6 +61,34 @@ def _keep_faults(keep: Any) -> list[str]:
     if not number.lstrip("-").isdecimal() or int(number) >= 1:
         return []
     return [f"model_store_keep is {number}, expected 1 or more, since the current revision stays"]
+
+
+def _remove_faults(named: Any) -> list[str]:
+    """Why *named* names no models that could be removed: the first of its faults alone."""
+    for name in named if isinstance(named, (list, tuple)) else [named]:
+        if name in (None, ""):
+            # The action asks for one.
+            continue
+        if not isinstance(name, str):
+            return [f"{REMOVE} holds {kind_of(name)}, expected ORGANISATION/NAME, or a list of such names"]
+        if REPO.fullmatch(name):
+            continue
+        bare = name.partition("@")[0].strip()
+        meant = bare if REPO.fullmatch(bare) else repo_of(bare)
+        hint = f" (did you mean {meant}?)" if meant else ""
+        return [f"{REMOVE} names {short(name)}, expected ORGANISATION/NAME, of which all revisions go{hint}"]
+    return []
+
+
+def _path_faults(values: Mapping[str, Any]) -> list[str]:
+    """Each path on a host that is relative, to a folder that nobody knows."""
+    faults = []
+    for name in PATHS:
+        given = values.get(name)
+        for path in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(path, str) and path and not path.startswith(STARTS):
+                faults.append(f"{name} has the relative path {short(path)}, expected an absolute one")
+    return faults
 
 
 def models_faults(models: Any) -> list[str]:

@@ -89,6 +89,8 @@ def model_verify_lines(results: Iterable[Mapping[str, Any]], host: str, level: s
         if _failed(result):
             wanted = result.get("wanted") or []
             verdict = f"DAMAGED: {some_of(wanted)}" if wanted else f"FAILED: {result.get('msg')}"
+            if result.get("extra") and not wanted:
+                verdict = f"FOREIGN: {some_of(result['extra'])}"
             if repair and (wanted or result.get("extra")):
                 verdict += f", {repair} repaired"
             if _absent(result):
@@ -126,11 +128,7 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
     if not failed:
         return ""
     damaged = [result for result in failed if result.get("wanted") or result.get("extra")]
-    texts = [
-        f"{result['item']['repo']} at {result['item']['revision']}: "
-        f"{some_of([*(result.get('wanted') or []), *(result.get('extra') or [])])}"
-        for result in damaged
-    ]
+    texts = [f"{result['item']['repo']} at {result['item']['revision']}: {_damage(result)}" for result in damaged]
     moved = [result["item"] for result in failed if "holds" in result["item"]]
     behind = [f"{item['repo']} at {item['revision']}: {_other(item)}" for item in moved]
     absent = [result for result in failed if _absent(result)]
@@ -145,6 +143,11 @@ def model_verify_failure(results: Iterable[Mapping[str, Any]], host: str) -> str
     cure = ["repair with -e model_store_action=verify -e model_store_repair=true"] if damaged else []
     sync = ["bring what is locked with -e model_store_action=sync"] if moved else []
     return f"{host}: " + "; ".join([*texts, *cure, *behind, *sync, *others])
+
+
+def _damage(result: Mapping[str, Any]) -> str:
+    kinds = {"damaged or missing": result.get("wanted"), "not part of it": result.get("extra")}
+    return ", ".join(f"{kind}: {some_of(paths)}" for kind, paths in kinds.items() if paths)
 
 
 def _failed(result: Mapping[str, Any]) -> bool:

@@ -584,6 +584,8 @@ def _mismatch(standing: _Standing, file: ModelFile, actual: str) -> HashMismatch
         f"{file.path} from {host} has the wrong content: expected SHA-256 {file.sha256[:12]}, got {what} in "
         f"{standing.mismatches} tries; nothing was published"
     )
+    if standing.origin.kind == "disk":
+        message += ": copy it again, or export again with model_store_export_verify=full"
     if standing.origin.kind == "lan":
         name = host.partition(" ")[0]
         message = (

@@ -147,6 +147,36 @@ def test_fewer_revisions_than_the_current_one_are_told_before_any_action() -> No
     assert fault.startswith('model_store_keep is "all", expected ')
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            "Org--Small",
+            "names Org--Small, expected ORGANISATION/NAME, of which all revisions go (did you mean Org/Small?)",
+        ),
+        (
+            ["a/A", "Org/Small@master"],
+            "names Org/Small@master, expected ORGANISATION/NAME, of which all revisions go (did",
+        ),
+        ("small", "names small, expected ORGANISATION/NAME, of which all revisions go"),
+        ([{"repo": "a/A"}], "holds a dictionary, expected ORGANISATION/NAME, or a list of such names"),
+    ],
+)
+def test_models_to_remove_are_told_by_the_name_of_the_variable(given: Any, told: str) -> None:
+    (fault,) = variable_faults({"gpu1": {"model_store_remove": given}}, ["gpu1"])
+    assert fault.startswith(f"model_store_remove {told}")
+    assert variable_faults({"gpu1": {"model_store_remove": ["a/A", "b/B--c"]}}, ["gpu1"]) == []
+
+
+def test_relative_paths_are_told_by_the_name_of_the_variable() -> None:
+    given = {"model_store_path": "models", "model_store_adopt_from": ["/data", "cache"]}
+    assert variable_faults({"gpu1": given}, ["gpu1"]) == [
+        "model_store_path has the relative path models, expected an absolute one",
+        "model_store_adopt_from has the relative path cache, expected an absolute one",
+    ]
+    assert variable_faults({"gpu1": {"model_store_adopt_from": ["~/.cache", "$HOME/x"]}}, ["gpu1"]) == []
+
+
 def test_what_role_and_playbook_have_is_no_fault() -> None:
     defaults = yaml.safe_load((PROJECT / "roles/model_store/defaults/main.yml").read_text())
     allowed = {"model_store_result": {}, "__model_store_part": {}, "model_store_remove": "a/A", "other": 1}
@@ -246,7 +276,7 @@ def test_a_disk_that_turns_out_damaged_ends_an_import_on_all_hosts_without_a_hub
     near = {"gpu1": str(tmp_path / "bad"), "gpu2": str(tmp_path / "no disk")}
     done = models("import", model_store_import_path="{{ " + str(near) + "[inventory_hostname] }}")
     assert done.returncode != 0
-    assert WEIGHTS in done.stdout
+    assert WEIGHTS in done.stdout and "export again with model_store_export_verify=full" in done.stdout
     assert not (tmp_path / "gpu1/Org--Model").exists() and not (tmp_path / "gpu2").exists()
     near["gpu2"] = str(tmp_path / "good")
     near["gpu1"] = str(tmp_path / "no disk")
@@ -263,6 +293,16 @@ def test_a_model_that_is_not_there_is_called_so() -> None:
     assert model_verify_lines([result], "gpu1", "full") == ["gpu1: Org/Model@master: full, not in the store"]
 
 
+def test_a_foreign_file_is_no_damage_of_the_model() -> None:
+    item = {"repo": "Org/Model", "revision": "master", "manifest": "/store/x.json"}
+    foreign = {"item": item, "msg": "offline is set", "wanted": [], "extra": ["notes.txt"]}
+    assert model_verify_lines([foreign], "gpu1", "full") == ["gpu1: Org/Model@master: full, FOREIGN: notes.txt"]
+    assert model_verify_failure([{**foreign, "wanted": [WEIGHTS]}], "gpu1") == (
+        f"gpu1: Org/Model at master: damaged or missing: {WEIGHTS}, not part of it: notes.txt; repair with "
+        "-e model_store_action=verify -e model_store_repair=true"
+    )
+
+
 def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
     models: Playbook, hub: HubSimulator, folder: Path, tmp_path: Path
 ) -> None:
@@ -271,6 +311,12 @@ def test_an_import_says_what_is_in_the_way_before_it_changes_anything(
     done = models("import", model_store_import_path=str(disk))
     assert done.returncode != 0
     assert f"No host of this play has Org/Model in {disk}" in done.stdout
+    (disk / "Org--Model.tar").touch()
+    done = models("import", model_store_import_path=str(disk / "Org--Model.tar"))
+    assert done.returncode != 0
+    assert "such as Org--Model or Org--Model.tar: correct model_store_import_path" in " ".join(done.stdout.split())
+    assert "Not a directory" not in done.stdout
+    (disk / "Org--Model.tar").unlink()
     manifest = make_hub(endpoint=hub.url, proxy="").resolve("Org/Model", "master")
     shutil.copytree(folder, disk / "Org--Model/volume-001/files")
     (disk / "Org--Model/manifest.json").write_text(manifest.dumps())
