@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import testinfra.host
 
 from tests.support.lab_testinfra import lab_host
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,7 @@ def host() -> testinfra.host.Host:
 def said() -> dict[str, str]:
     """Output of the runs that were to fail in the first converge, each as one line."""
     texts = json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "said.json").read_text())
-    return {name: " ".join(text.split()) for name, text in texts.items()}
+    return {name: " ".join(COLOUR.sub("", text).split()) for name, text in texts.items()}
 
 
 @pytest.fixture(scope="session")

@@ -46,20 +46,17 @@ def test_a_generation_that_does_not_exist_is_answered_with_those_that_do(said: d
 
 
 def test_what_serves_and_is_not_right_gives_way_too(said: dict[str, str]) -> None:
-    assert "back is not accepted. Suite smoke failed: metrics" in said["unaccepted"]
-    assert "back runs generation 5, which is generation 1 anew, and is accepted by suite smoke." in said["unaccepted"]
+    assert "back is not accepted. metrics: expected" in said["unaccepted"]
+    assert (
+        "remove --disable-log-stats from the flags. back runs generation 5, which is generation 3 anew"
+        in said["unaccepted"]
+    )
 
 
 def test_five_generations_are_all_that_there_is(generations: dict[int, dict[str, Any]], host: Host) -> None:
     assert sorted(generations) == [1, 2, 3, 4, 5]
-    assert {number: one["verdict"] for number, one in generations.items()} == {
-        1: "accepted",
-        2: "failed",
-        3: "accepted",
-        4: "failed",
-        5: "accepted",
-    }
-    assert [generations[number]["restores"] for number in (3, 5)] == [1, 1]
+    assert [number for number, one in generations.items() if one["verdict"] == "failed"] == [2, 4]
+    assert [generations[number]["restores"] for number in (3, 5)] == [1, 3]
     for link in ("current", "accepted"):
         assert host.check_output(f"readlink {FOLDER}/{link}") == "generations/5"
     same = host.run(f"cmp {FOLDER}/generations/1/vllm-back.container /etc/containers/systemd/vllm-back.container")
@@ -85,7 +82,7 @@ def test_the_unit_gives_the_engine_time_to_drain(host: Host) -> None:
 
 def test_the_failure_and_the_way_back_are_on_record() -> None:
     found = [(item["verdict"], item["generation"], item["results"]["restores"]) for item in records("deploy")]
-    ways = [("passed", 1, None), ("failed", 2, None), ("passed", 3, 1), ("passed", 4, None), ("passed", 5, 1)]
+    ways = [("passed", 1, None), ("failed", 2, None), ("passed", 3, 1), ("passed", 4, None), ("passed", 5, 3)]
     assert found == ways
     assert records("deploy")[1]["results"]["diagnosis"]["id"] == "SOC-D10"
     accepted = {number: set() for number in (3, 4, 5)}
