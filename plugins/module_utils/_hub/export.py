@@ -32,6 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.names import 
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import GIB, existing
 from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import MANIFEST_BYTES, read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore, sync_folder
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 VOLUME = "volume-{number:03d}"
@@ -297,8 +298,7 @@ class _Export:
     def _write_file(self, file: ModelFile, pieces: list[Piece]) -> None:
         digest = hashlib.sha256()
         staged: list[tuple[Path, Path]] = []
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self.folder / file.path, flags), "rb", buffering=0) as source:
+        with os.fdopen(self._open_source(file), "rb", buffering=0) as source:
             for piece in pieces:
                 target = self.order.path / piece.target
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -334,6 +334,17 @@ class _Export:
             sync_folder(target.parent)
         if self.order.full and staged:
             self._read_back(file, pieces)
+
+    def _open_source(self, file: ModelFile) -> int:
+        place = self.folder / file.path
+        try:
+            return open_regular(place)
+        except OSError as error:
+            raise StoreError(
+                f"{place} cannot be read: {error.strerror}; repair it with action verify and model_store_repair of the "
+                "playbook models, then export again",
+                file=file.path,
+            ) from error
 
     def _read_back(self, file: ModelFile, pieces: list[Piece]) -> None:
         digest = hashlib.sha256()

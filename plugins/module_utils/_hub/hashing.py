@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 BUFFER_BYTES = 1 << 20
@@ -27,13 +28,13 @@ def hash_workers(cores: int | None = None) -> int:
 
 
 def hash_file(location: Path, tell: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a regular file; a symbolic link is not followed. *tell* gets the bytes read since its last call.
+    """The SHA-256 of a regular file; raises OSError for another kind. *tell* gets the bytes read since its last call.
 
     What was read leaves the page cache again, except where somebody has it mapped.
     """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BUFFER_BYTES))
-    descriptor = os.open(location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_regular(location)
     with os.fdopen(descriptor, "rb", buffering=0) as handle:
         _advise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         start = end = 0

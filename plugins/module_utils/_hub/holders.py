@@ -15,7 +15,7 @@ from pathlib import Path
 from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.lease import ask_for_lease, is_on_network
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import unescape
-from ansible_collections.socle.inference.plugins.module_utils._hub.tree import entries_below
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import entries_below, open_regular
 
 PROC = Path("/proc")
 
@@ -55,7 +55,7 @@ def is_open(place: Path) -> bool:
     The kernel says so: it gives no lease then (fcntl(2)). False also where the file system knows no leases or is a
     network's, or where the file is somebody else's and this user may not have one.
     """
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_regular(place)
     try:
         return ask_for_lease(descriptor, fcntl.F_WRLCK) == errno.EAGAIN and not is_on_network(place)
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 
 JOURNAL_SCHEMA = 1
 JOURNAL_MAX_BYTES = 1 << 20
@@ -109,8 +110,7 @@ def journal_of(location: Path) -> Path:
 def read_journal(location: Path) -> Journal | None:
     """The journal of the part file at *location*; None where there is none that can be used."""
     try:
-        descriptor = os.open(journal_of(location), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as handle:
+        with os.fdopen(open_regular(journal_of(location)), "rb") as handle:
             return load_journal(handle.read(JOURNAL_MAX_BYTES).decode("utf-8"))
     except (OSError, ValueError):
         return None

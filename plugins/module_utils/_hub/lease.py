@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ansible_collections.socle.inference.plugins.module_utils._hub.prechecks import MOUNTINFO, find_mount, is_shared
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 
 MODE = 0o444
 """Of every file of a snapshot."""
@@ -65,10 +66,8 @@ def is_own(status: os.stat_result) -> bool:
 @contextlib.contextmanager
 def gripped(place: Path) -> Iterator[Grip]:
     """Open the regular file *place*, under a lease where that can be had. Raises OSError."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_regular(place)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(place))
         yield Grip(descriptor, _take_lease(descriptor, place))
     finally:
         # Gives the lease back as well.

@@ -183,6 +183,20 @@ def test_a_damaged_store_is_not_exported(ensure: Ensure, store: Path, disk: Path
     assert not list(disk.rglob(f"{WEIGHTS}*"))
 
 
+@pytest.mark.parametrize("what", ["a pipe", "nothing"])
+def test_what_cannot_be_read_of_a_store_is_named_and_not_waited_for(
+    ensure: Ensure, store: Path, disk: Path, what: str
+) -> None:
+    path = Path(ensure()["path"]) / WEIGHTS
+    path.unlink()
+    if what == "a pipe":
+        os.mkfifo(path)
+    reason = "it is no regular file" if what == "a pipe" else "No such file or directory"
+    with pytest.raises(StoreError, match=rf"{path} cannot be read: {reason}; repair it with action verify"):
+        send(store, disk)
+    assert not (disk / "manifest.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

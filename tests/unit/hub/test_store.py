@@ -32,6 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.owner import 
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.state_file import read_state
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 from tests.simulators.hub.server import HubSimulator
@@ -686,6 +687,27 @@ def test_a_folder_in_the_place_of_a_file_of_the_store_costs_no_descriptor(tmp_pa
     with pytest.raises(OSError, match="it is no regular file"):
         read_state(tmp_path, 1024)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_that_others_look_into_just_now_is_opened_and_anything_else_is_not(tmp_path: Path) -> None:
+    """Garbage collection asks by a lease who has a file open; the kernel lets others in once it is given back."""
+    place, pipe, link = tmp_path / "file", tmp_path / "pipe", tmp_path / "link"
+    place.write_bytes(b"x")
+    os.mkfifo(pipe)
+    link.symlink_to(place)
+    code = (
+        "import fcntl, os, signal, sys; d = os.open(sys.argv[1], os.O_RDONLY);"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO}); fcntl.fcntl(d, fcntl.F_SETLEASE, fcntl.F_WRLCK);"
+        "print('ready', flush=True); signal.sigwait({signal.SIGIO})"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"ready\n"
+        os.close(open_regular(place))
+    for wrong in (pipe, link, tmp_path):
+        with pytest.raises(OSError, match=r"it is no regular file|Too many levels of symbolic links"):
+            open_regular(wrong)
+        with pytest.raises(OSError, match=r"it is no regular file|Too many levels of symbolic links"):
+            hashing.hash_file(wrong)
 
 
 def test_an_owner_on_another_host_is_not_taken_for_dead() -> None:
