@@ -50,6 +50,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.reserve impor
 from ansible_collections.socle.inference.plugins.module_utils._hub.snapshot import Request, ensure_snapshot
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._hub.transport import NETWORK_ERRORS, reason_of
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 STATUS_S = 1.0
@@ -133,7 +134,8 @@ def write_private(place: Path, document: Any) -> None:
 def read_json(place: Path) -> Any:
     """What write_private() wrote, or None where there is nothing, or nothing usable."""
     try:
-        return json.loads(place.read_text(encoding="utf-8"))
+        with os.fdopen(open_regular(place), encoding="utf-8") as handle:
+            return json.load(handle)
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -503,7 +505,7 @@ def hold_lock(folder: Folder) -> int | None:
 def is_locked(folder: Folder) -> bool:
     """Whether the job in *folder* lives."""
     try:
-        descriptor = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(folder.lock)
     except OSError:
         return False
     try:

@@ -31,11 +31,14 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.job import (
 )
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.peer import Peer, Upstream
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 
 START_S = 20.0
 ANSWER_S = 10.0
 POLL_S = 0.05
 LOG_LINES = 5
+LOG_BYTES = 16 << 10
+LINE_CHARACTERS = 300
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from ansible_collections.socle.inference.plugins.module_utils._hub.job import main; "
@@ -334,11 +337,12 @@ class JobControl:
 
     def _describe_death(self, when: str, view: View | None) -> str:
         lines: list[str] = []
-        with contextlib.suppress(OSError):
-            lines = self.folder.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+        with contextlib.suppress(OSError), os.fdopen(open_regular(self.folder.log), "rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - LOG_BYTES))
+            lines = handle.read(LOG_BYTES).decode("utf-8", "replace").strip().splitlines()[-LOG_LINES:]
         if view is None:
             return f"there is no job for {self.repo} on this host when it {when}: run again"
-        said = f" It said: {' / '.join(lines)}." if lines else ""
+        said = f" It said: {' / '.join(line[:LINE_CHARACTERS] for line in lines)}." if lines else ""
         return (
             f"the job for {self.repo} ended without a result when it {when}, as after a restart of the host or a kill."
             f"{said} Run again: it goes on where it ended"

@@ -368,6 +368,30 @@ def test_damaged_files_of_a_job_are_as_good_as_none(fleet: Fleet, name: str, con
     finish([host])
 
 
+@pytest.mark.parametrize("name", ["status", "result", "users", "lock", "log"])
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_file_of_a_job(fleet: Fleet, name: str) -> None:
+    (host,) = fleet(1)
+    folder = host.control.folder
+    folder.path.mkdir(parents=True, mode=0o700)
+    host.runtime.chmod(0o700)
+    os.mkfifo(getattr(folder, name))
+    with pytest.raises(HubError, match=r"ended without a result .* Run again"):
+        host.call("finished")
+    assert host.call("stopped")["stopped"]
+
+
+def test_of_a_long_log_of_a_job_the_end_is_told(fleet: Fleet) -> None:
+    (host,) = fleet(1)
+    host.control.folder.path.mkdir(parents=True, mode=0o700)
+    with host.control.folder.log.open("wb") as log:
+        log.truncate(1 << 40)
+        log.seek(0, os.SEEK_END)
+        log.write(b"x" * 10_000 + b"\nNo more memory\n")
+    with pytest.raises(HubError, match=r"It said: .*No more memory\. Run again") as caught:
+        host.call("finished")
+    assert len(str(caught.value)) < 1000
+
+
 def test_the_job_goes_on_when_the_process_that_started_it_ends(hub: HubSimulator, fleet: Fleet, folder: Path) -> None:
     (host,) = fleet(1)
     hub.add_rule(**SLOW)
