@@ -177,6 +177,7 @@ def _check_target(order: Order, manifest: Manifest, pieces: list[Piece], volumes
         )
     if path.exists() and not path.is_dir():
         raise StoreError(f"path {path} exists and is no folder")
+    _check_layout(path, volumes)
     _check_medium(path, pieces, volumes)
     for name in (MANIFEST, MANIFEST + PARTIAL):
         if (path / name).exists():
@@ -186,6 +187,21 @@ def _check_target(order: Order, manifest: Manifest, pieces: list[Piece], volumes
                     f"{path} holds {name} of something else than {manifest.repo} at {manifest.requested}: choose an "
                     "empty folder"
                 )
+
+
+def _check_layout(path: Path, volumes: list[str]) -> None:
+    """Refuse a folder that is filled in another way: all of it would be there twice."""
+    if volumes and (path / FILES).is_dir():
+        raise StoreError(
+            f"{path} holds an export without volumes ({FILES}/), which volumes would repeat: leave volume_gib out, or "
+            "choose an empty folder"
+        )
+    left = [place.name for place in sorted(path.glob("volume-[0-9][0-9][0-9]")) if place.name not in volumes]
+    if left:
+        raise StoreError(
+            f"{path} holds {', '.join(left[:3])}{' ...' if len(left) > 3 else ''} of an export in volumes, of which "
+            f"this one has {len(volumes) or 'none'}: give the same volume_gib again, or choose an empty folder"
+        )
 
 
 def _check_medium(path: Path, pieces: list[Piece], volumes: list[str]) -> None:

@@ -227,6 +227,29 @@ def test_places_that_cannot_be_exported_to_are_refused(ensure: Ensure, store: Pa
         export_snapshot(Order(store, "modelscope", "../../x", tmp_path / "out"), Progress())
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (None, VOLUME, r"holds an export without volumes \(files/\)"),
+        (
+            VOLUME,
+            None,
+            r"holds volume-001, volume-002, volume-003 \.\.\. of an export in volumes, of which this one has none",
+        ),
+        (VOLUME, 2 * VOLUME, r"holds volume-003, volume-004 of an export in volumes, of which this one has 2"),
+    ],
+)
+def test_a_folder_is_not_filled_a_second_time_in_another_way(
+    ensure: Ensure, store: Path, disk: Path, first: int | None, second: int | None, message: str
+) -> None:
+    ensure()
+    send(store, disk, volume_bytes=first)
+    before = sorted(disk.rglob("*"))
+    with pytest.raises(StoreError, match=message):
+        send(store, disk, volume_bytes=second)
+    assert sorted(disk.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", ["config.json.partial", "config.json", "../manifest.json.partial", "../manifest.json"])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
 def test_nothing_is_written_through_what_others_left_on_the_medium(
