@@ -19,6 +19,7 @@ INSPECTIONS = "__model_store_inspections"
 ENDS = "__model_store_ends"
 REASONS = {
     "write": "the store cannot be written",
+    "link": "a link in the store",
     "devices": "several file systems",
     "shared_fs": "a network file system",
     "volatile_fs": "a file system that does not last",

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from ansible_collections.socle.inference.plugins.filter.model_store import (
     unique_models,
 )
 from ansible_collections.socle.inference.plugins.filter.model_store_lines import (
+    REASONS,
     closing_lines,
     precheck,
     without_models,
@@ -337,3 +340,10 @@ def test_models_that_fit_one_by_one_but_not_together_are_refused() -> None:
     assert verdicts(*two) == ["refused: no space for all its models"] * 2
     assert precheck({"g1": inspected(*two)}, ["g1"], force=True)["faults"] == []
     assert precheck({"g1": inspected(*two[:1])}, ["g1"])["faults"] == []
+
+
+def test_every_fault_of_a_store_has_words_for_the_table() -> None:
+    sources = Path(__file__).parents[3] / "plugins/module_utils/_hub"
+    found = {name for path in sources.glob("*.py") for name in re.findall(r'Fault\(\s*"([a-z_]+)"', path.read_text())}
+    assert {"link", "write", "inodes"} <= found
+    assert found <= set(REASONS)
