@@ -79,10 +79,10 @@ def locked(
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o600)
     except FileNotFoundError:
         make_folders(path.parent)
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o600)
 
 
 def _sign(descriptor: int, purpose: str | None) -> None:

@@ -245,3 +245,8 @@ def test_all_launches_of_a_host_share_one_lock_whatever_their_state_folders_are(
         made = host_launcher.host_launcher("podman", tmp_path / name)
         assert made._host_lock == tmp_path / "launch.lock"
     assert str(locks.HOST).startswith("/run/"), "which no network has"
+
+
+def test_a_lock_is_for_root_alone(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock", "launching chat", 1.0):
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
