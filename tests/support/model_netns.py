@@ -29,6 +29,9 @@ HUB = "hub"
 NETWORK = "10.231.77"
 PORT = 8080
 SHARDS = 8
+WAN_QUEUE, LAN_QUEUE = "20ms", "5ms"
+"""How long a byte may wait where a link is full. A port of a switch holds some hundred KB, which are 5 ms at 500 Mbit/s;
+with four times as much the windows of TCP grow so slowly that the hosts behind the first one leave their links idle."""
 CALLS = """
 import json, sys
 from ansible_collections.socle.inference.plugins.module_utils._hub.sync import sync
@@ -150,8 +153,8 @@ class Bed:
         """Shape every link at both of its ends."""
         self.wan, self.lan = wan_bytes_per_s, lan_bytes_per_s
         for name in [HUB, *self.names]:
-            rate = self.wan if name == HUB else self.lan
-            shape = ["root", "tbf", "rate", f"{int(rate * 8)}bit", "burst", "128kb", "latency", "20ms"]
+            rate, queue = (self.wan, WAN_QUEUE) if name == HUB else (self.lan, LAN_QUEUE)
+            shape = ["root", "tbf", "rate", f"{int(rate * 8)}bit", "burst", "128kb", "latency", queue]
             subprocess.run(["tc", "qdisc", "replace", "dev", _port(name), *shape], check=True)
             subprocess.run(["tc", "-n", _space(name), "qdisc", "replace", "dev", "eth0", *shape], check=True)
 
