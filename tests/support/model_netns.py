@@ -30,7 +30,7 @@ NETWORK = "10.231.77"
 PORT = 8080
 SHARDS = 8
 WAN_QUEUE, LAN_QUEUE = "20ms", "5ms"
-"""How long a byte may wait where a link is full. A port of a switch holds some hundred KB, 5 ms at 500 Mbit/s. With four
+"""How long a byte may wait where a link is full. A port of a switch holds some 100 KB, 5 ms at 500 Mbit/s. With four
 times as much the windows of TCP grow so slowly that the hosts behind the first one leave their links idle."""
 CALLS = """
 import json, sys
