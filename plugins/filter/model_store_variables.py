@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def variable_faults(hostvars: Any, hosts: Iterable[str], names: Iterable[str] = 
 def _keep_faults(keep: Any) -> list[str]:
     """Why garbage collection would refuse *keep*; what is no number at all is told by its type."""
     number = short(keep).strip()
-    if not number.lstrip("-").isdecimal() or int(number) >= 1:
+    if not re.fullmatch(r"-?[0-9]{1,18}", number) or int(number) >= 1:
         return []
     return [f"model_store_keep is {number}, expected 1 or more, since the current revision stays"]
 

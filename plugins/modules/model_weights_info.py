@@ -57,9 +57,8 @@ options:
         description: The number of its layers. Tensors of layers beyond count as those of speculation.
         type: int
   source:
-    description: Where the store got the models from.
+    description: Where the store got the models from, one of V(modelscope), V(huggingface) and V(directory).
     type: str
-    choices: [modelscope, huggingface, directory]
     default: modelscope
   store:
     description: The folder that holds the models of this host.
@@ -152,11 +151,7 @@ def main() -> None:
                     "layers": {"type": "int"},
                 },
             },
-            "source": {
-                "type": "str",
-                "choices": ["modelscope", "huggingface", "directory"],
-                "default": "modelscope",
-            },
+            "source": {"type": "str", "default": "modelscope"},
             "store": {"type": "path", "default": "/var/lib/socle/models"},
         },
         supports_check_mode=True,

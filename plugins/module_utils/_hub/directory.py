@@ -409,11 +409,13 @@ def _refuse_unfinished(top: Path) -> None:
     model whose files lie one folder deeper than an engine looks for them."""
     entries = [entry for entry in top.iterdir() if entry.name not in NOT_CONTENT]
     begun = any(entry.is_dir() and (entry.name == FILES or entry.match(VOLUMES)) for entry in entries)
-    files = {entry.name for entry in entries if not entry.is_dir()}
+    # A system that copies leaves files of its own, whose names begin with a dot.
+    files = {entry.name for entry in entries if not entry.is_dir() and not entry.name.startswith(".")}
     if MANIFEST + PARTIAL in files or (begun and files <= {MANIFEST}):
+        found = "damaged: remove it there, then" if MANIFEST in files else "missing:"
         raise HubError(
-            f"{top} is an export whose {MANIFEST}, which is written last, is missing or damaged: run the export again, "
-            "which goes on where it ended, or copy the folder again"
+            f"{top} is an export whose {MANIFEST}, which is written last, is {found} run the export again, which goes "
+            "on where it ended, or copy the folder again"
         )
 
 

@@ -177,31 +177,36 @@ def _check_target(order: Order, manifest: Manifest, pieces: list[Piece], volumes
         )
     if path.exists() and not path.is_dir():
         raise StoreError(f"path {path} exists and is no folder")
-    _check_layout(path, volumes)
+    _check_layout(path, manifest, pieces, volumes)
     _check_medium(path, pieces, volumes)
     for name in (MANIFEST, MANIFEST + PARTIAL):
         if (path / name).exists():
             found = _read_manifest(path / name)
-            if found is None or found.content_id != manifest.content_id:
+            if found is None:
+                raise StoreError(f"{path / name} cannot be read or is damaged: remove it, then run the export again")
+            if found.content_id != manifest.content_id:
                 raise StoreError(
                     f"{path} holds {name} of something else than {manifest.repo} at {manifest.requested}: choose an "
                     "empty folder"
                 )
 
 
-def _check_layout(path: Path, volumes: list[str]) -> None:
-    """Refuse a folder that is filled in another way: all of it would be there twice."""
-    if volumes and (path / FILES).is_dir():
-        raise StoreError(
-            f"{path} holds an export without volumes ({FILES}/), which volumes would repeat: leave volume_gib out, or "
-            "choose an empty folder"
-        )
-    left = [place.name for place in sorted(path.glob("volume-[0-9][0-9][0-9]")) if place.name not in volumes]
-    if left:
-        raise StoreError(
-            f"{path} holds {', '.join(left[:3])}{' ...' if len(left) > 3 else ''} of an export in volumes, of which "
-            f"this one has {len(volumes) or 'none'}: give the same volume_gib again, or choose an empty folder"
-        )
+def _check_layout(path: Path, manifest: Manifest, pieces: list[Piece], volumes: list[str]) -> None:
+    """Refuse a folder that holds files of the model in other places: all of it would be there twice."""
+    targets = {piece.target for piece in pieces}
+    for top in [path, *sorted(path.glob("volume-[0-9][0-9][0-9]"))]:
+        if top is not path and top.name not in volumes:
+            other = top.name
+        else:
+            inner = (top / FILES).relative_to(path)
+            there = (f"{inner}/{file.path}" for file in manifest.files)
+            other = next((name for name in there if name not in targets and (path / name).is_file()), "")
+        if other:
+            layout = f"{len(volumes)} volumes" if volumes else "no volumes"
+            raise StoreError(
+                f"{path} holds {other} of an export with other volumes than this one ({layout}), which would store the "
+                "model once more: give the same volume_gib as before, remove what is there, or choose an empty folder"
+            )
 
 
 def _check_medium(path: Path, pieces: list[Piece], volumes: list[str]) -> None:
@@ -267,7 +272,10 @@ def _explained(order: Order) -> Iterator[None]:
     except OSError as error:
         hint = "what was written is kept, a rerun goes on"
         if error.errno == errno.EFBIG:
-            hint = "the file system takes no file of that size, export in volumes (volume_gib: 3 suits FAT)"
+            hint = (
+                "the file system takes no file of that size: remove what was written, and export in volumes "
+                "(volume_gib: 3 suits FAT)"
+            )
         elif error.errno in (errno.EINVAL, errno.EILSEQ):
             hint = "the file system takes no such name, choose one of Linux or exFAT"
         raise StoreError(

@@ -147,8 +147,9 @@ def _uses(parts: list[_Part], rules: Rules) -> list[dict[str, Any]]:
     for part in parts:
         # What a run took out of sight and then died may have been opened in that moment.
         for name, holder in held_in_trash(trash_of(part.store), rules).items():
-            about = {"id": snapshot_of(name), "path": str(part.store.stage / name)}
-            found.append({"hub": part.store.hub, "repo": part.store.repo, **about, "reason": holder})
+            # Without the id of a revision, which may have been published again and be unused.
+            about = {"hub": part.store.hub, "repo": part.store.repo, "path": str(part.store.stage / name)}
+            found.append({**about, "reason": f"{snapshot_of(name)}, which was to be freed: {holder}"})
         if not part.revisions:
             continue
         folders = {revision.snapshot: revision.path for revision in part.revisions}

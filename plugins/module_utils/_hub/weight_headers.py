@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._hub.json_stream i
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.manifest import Manifest
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
+from ansible_collections.socle.inference.plugins.module_utils._hub.tree import open_regular
 from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import (
     HEADER_LENGTH_BYTES,
     HEADER_LIMIT_BYTES,
@@ -61,22 +61,35 @@ def describe_weights(
 ) -> dict[str, dict[str, Any]]:
     """What model_weights_info returns as weights: by repository, without those that the store does not hold.
 
-    Each of *models* has repo, revision and, where it is known, layers. Raises StoreError for a store that is none.
+    Each of *models* has repo, revision and, where it is known, layers. What is wrong with the store itself is told by
+    those who are to change it.
     """
-    if check_root(root) is None:
+    try:
+        if check_root(root) is None:
+            return {}
+    except (SocleError, OSError):
         return {}
     found = {}
     for model in models:
-        try:
-            store = RepoStore(root, source, model["repo"])
-            manifest = store.known(model["revision"], store.read_ledger())
-        except SocleError as error:
-            found[model["repo"]] = _described(None, (), error.message)
-            continue
-        # Without its folder it is a download that was cut off.
-        if manifest is not None and store.revision(manifest.id).is_dir():
-            found[model["repo"]] = _of_snapshot(store.revision(manifest.id), manifest, model.get("layers"), bounds)
+        described = _of_model(root, source, model, bounds)
+        if described is not None:
+            found[model["repo"]] = described
     return found
+
+
+def _of_model(root: Path, source: str, model: Mapping[str, Any], bounds: Bounds) -> dict[str, Any] | None:
+    """What the store says of one model; None where it does not hold it."""
+    try:
+        store = RepoStore(root, source, model["repo"])
+        manifest = store.known(model["revision"], store.read_ledger())
+        # Without its folder it is a download that was cut off.
+        if manifest is None or not store.revision(manifest.id).is_dir():
+            return None
+    except SocleError as error:
+        return _described(None, (), error.message)
+    except OSError as error:
+        return _described(None, (), f"{error.filename or root} cannot be read ({error.strerror})")
+    return _of_snapshot(store.revision(manifest.id), manifest, model.get("layers"), bounds)
 
 
 def _of_snapshot(folder: Path, manifest: Manifest, layers: int | None, bounds: Bounds) -> dict[str, Any]:
@@ -169,11 +182,9 @@ def _read_header(folder: Path, file: ModelFile, left: int) -> bytes:
 def _read(folder: Path, file: ModelFile, length: int) -> bytes:
     """The first *length* bytes of a regular file of the size that its manifest says; never waits for a pipe."""
     place = folder / file.path
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_regular(place)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise StoreError(f"{place} is no regular file")
         if status.st_size != file.size:
             raise StoreError(f"{place} has {status.st_size} bytes, expected {file.size}")
         with os.fdopen(descriptor, "rb", closefd=False) as handle:

@@ -143,7 +143,7 @@ def test_names_that_a_snapshot_cannot_hold_are_refused(folder: Path) -> None:
         resolve(folder)
 
 
-@pytest.mark.parametrize("kind", ["interrupted", "in volumes", "without a manifest", "damaged"])
+@pytest.mark.parametrize("kind", ["interrupted", "in volumes", "without a manifest", "damaged", "copied"])
 def test_an_export_without_its_manifest_is_no_plain_folder(export: Path, kind: str) -> None:
     if kind == "interrupted":
         (export / "manifest.json").rename(export / "manifest.json.partial")
@@ -151,10 +151,13 @@ def test_an_export_without_its_manifest_is_no_plain_folder(export: Path, kind: s
         os.truncate(export / "manifest.json", 100)
     else:
         (export / "manifest.json").unlink()
+    if kind == "copied":
+        (export / ".DS_Store").write_bytes(b"x")
     if kind == "in volumes":
         (export / "volume-001").mkdir()
         (export / "files").rename(export / "volume-001" / "files")
-    with pytest.raises(HubError, match=rf"{export} is an export whose manifest.json.* run the export again"):
+    state = "damaged: remove it there, then" if kind == "damaged" else "missing:"
+    with pytest.raises(HubError, match=rf"{export} is an export whose manifest.json.* is {state} run the export again"):
         resolve(export)
 
 

@@ -230,13 +230,10 @@ def test_places_that_cannot_be_exported_to_are_refused(ensure: Ensure, store: Pa
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (None, VOLUME, r"holds an export without volumes \(files/\)"),
-        (
-            VOLUME,
-            None,
-            r"holds volume-001, volume-002, volume-003 \.\.\. of an export in volumes, of which this one has none",
-        ),
-        (VOLUME, 2 * VOLUME, r"holds volume-003, volume-004 of an export in volumes, of which this one has 2"),
+        (None, VOLUME, r"holds files/config.json of an export with other volumes than this one \(4 volumes\)"),
+        (VOLUME, None, r"holds volume-001 of an export with other volumes than this one \(no volumes\)"),
+        (VOLUME, 2 * VOLUME, r"holds volume-003 of an export with other volumes than this one \(2 volumes\)"),
+        (10 * VOLUME, VOLUME, r"holds volume-001/files/.* of an export with other volumes than this one \(4 volumes\)"),
     ],
 )
 def test_a_folder_is_not_filled_a_second_time_in_another_way(
@@ -275,7 +272,7 @@ def test_a_manifest_without_end_on_the_medium_fills_no_memory(ensure: Ensure, st
     disk.mkdir()
     with (disk / "manifest.json").open("wb") as handle:
         handle.truncate(1 << 40)
-    with pytest.raises(StoreError, match=r"holds manifest\.json of something else"):
+    with pytest.raises(StoreError, match=r"manifest\.json cannot be read or is damaged: remove it"):
         send(store, disk)
 
 

@@ -141,7 +141,7 @@ def test_models_in_another_form_are_told_with_the_right_one(models_given: Any, t
 
 def test_fewer_revisions_than_the_current_one_are_told_before_any_action() -> None:
     told = "model_store_keep is 0, expected 1 or more, since the current revision stays"
-    for keep, faults in ((0, [told]), ("0", [told]), (1, []), ("2", [])):
+    for keep, faults in ((0, [told]), ("0", [told]), (1, []), ("2", []), ("--5", [])):
         assert variable_faults({"gpu1": {"model_store_keep": keep}}, ["gpu1"]) == faults
     (fault,) = variable_faults({"gpu1": {"model_store_keep": "all"}}, ["gpu1"])
     assert fault.startswith('model_store_keep is "all", expected ')

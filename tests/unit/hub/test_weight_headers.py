@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.socle.inference.plugins.module_utils._errors import StoreError
 from ansible_collections.socle.inference.plugins.module_utils._hub.listing import ModelFile
 from ansible_collections.socle.inference.plugins.module_utils._hub.store import RepoStore
 from ansible_collections.socle.inference.plugins.module_utils._hub.weight_headers import (
@@ -134,7 +134,7 @@ def header(text: bytes) -> bytes:
         (cut, r"has 4\d+ bytes, expected 4\d+$"),
         (lambda folder: (folder / WEIGHTS).unlink(), r"cannot be read \(No such file"),
         (linked, r"cannot be read \(Too many levels"),
-        (piped, r"is no regular file$"),
+        (piped, r"cannot be read \(it is no regular file\)$"),
         (replaced(b"\xff" * 64), r"should begin with a safetensors header of \d+ bytes"),
         (replaced((10**6).to_bytes(8, "little")), r"header of 1000000 bytes, but \d+ are there$"),
         (replaced(header(b"[" * 300)), r"cannot be read \("),
@@ -196,7 +196,32 @@ def test_a_model_without_safetensors_is_a_fault_of_its_own(store: Path) -> None:
     assert described(store)["fault"] == f"{REPO} has no file whose name ends in .safetensors"
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_store_itself_is_left_to_those_who_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".store").symlink_to(tmp_path)
-    with pytest.raises(StoreError, match="is a symbolic link"):
-        describe_weights(tmp_path, "modelscope", [])
+    assert describe_weights(tmp_path, "modelscope", [{"repo": REPO, "revision": "master"}]) == {}
+
+    def refuse(place: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    monkeypatch.setattr(Path, "is_symlink", refuse)
+    assert describe_weights(tmp_path, "modelscope", [{"repo": REPO, "revision": "master"}]) == {}
+
+
+def test_a_revision_that_cannot_be_looked_at_is_a_fault_of_its_model(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held({WEIGHTS: safetensors({"a": 8})}, store)
+
+    def refuse(self: RepoStore, snapshot: str) -> Path:
+        raise PermissionError(errno.EACCES, "Permission denied", snapshot)
+
+    monkeypatch.setattr(RepoStore, "revision", refuse)
+    assert "cannot be read (Permission denied)" in described(store)["fault"]
+
+
+def test_a_source_that_there_is_not_is_a_fault_of_its_models(store: Path) -> None:
+    held({WEIGHTS: safetensors({"a": 8})}, store)
+    found = describe_weights(store, "hf", [{"repo": REPO, "revision": "master"}])
+    assert found[REPO]["fault"] == "the store keeps models of modelscope, huggingface, directory, and none of 'hf'"
