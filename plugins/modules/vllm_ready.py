@@ -61,6 +61,12 @@ options:
       - With V(false), it ran before this run and may be in use. It is asked for a short time, and never stopped.
     type: bool
     default: true
+  generation:
+    description:
+      - The generation that was started, as RV(socle.inference.vllm_launch#module:generation) says. Where another run
+        has launched the instance anew before this wait began, that run's engine is left alone, as it is later.
+    type: int
+    version_added: 0.2.0
   engine:
     description: Container engine that runs the instance; that of O(plan) when omitted, or V(podman).
     type: str
@@ -191,6 +197,7 @@ def main() -> None:
             "api_key": {"type": "str", "no_log": True},
             "timeout_s": {"type": "int"},
             "started": {"type": "bool", "default": True},
+            "generation": {"type": "int"},
             "engine": {"type": "str", "choices": ["podman", "docker"]},
             "state_dir": {"type": "path"},
             "progress_path": {"type": "path"},
@@ -209,6 +216,7 @@ def main() -> None:
             started=module.params["started"],
             check=module.check_mode,
             state_dir=Path(module.params["state_dir"]) if module.params["state_dir"] else None,
+            generation=module.params["generation"],
         )
     except SocleError as error:
         module.fail_json(msg=str(error), started=started, finished=utc_now(), **error.fields)

@@ -58,7 +58,8 @@ def _whole(minimum: int, expected: str) -> Kind:
 
 def _is_percentage(value: Any) -> bool:
     try:
-        return not isinstance(value, bool) and 0 <= float(value) <= 100
+        number = value[:-1] if isinstance(value, str) and value.endswith("%") else value
+        return not isinstance(number, bool) and 0 <= float(number) <= 100
     except (TypeError, ValueError, OverflowError):
         return False
 

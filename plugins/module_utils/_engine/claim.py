@@ -31,11 +31,13 @@ def instance_lock(folder: Path, timeout_s: float) -> Iterator[None]:
 class Claim:
     """The launch that was the newest one of an instance when this was made."""
 
-    def __init__(self, folder: Path, files: Files) -> None:
-        """*folder* is the instance's, of which there is none where nothing was launched by socle."""
+    def __init__(self, folder: Path, files: Files, generation: int | None = None) -> None:
+        """*folder* is the instance's, of which there is none where nothing was launched by socle. *generation* is the
+        one that was launched: where another is current by now, this one is the newest no more."""
         self._folder = folder
         self._files = files
         self._made = self._newest()
+        self._ours = generation is None or self._made[1] == generation
 
     def _newest(self) -> tuple[Any, ...]:
         """What every launch changes before it stops what runs: a generation, or what one notes of its start."""
@@ -54,4 +56,4 @@ class Claim:
                 except OSError:  # a launch is under way
                     yield False
                     return
-            yield self._newest() == self._made
+            yield self._ours and self._newest() == self._made

@@ -532,10 +532,11 @@ def await_instance(
     started: bool = True,
     check: bool = False,
     state_dir: Path | None = None,
+    generation: int | None = None,
 ) -> dict[str, Any]:
     """Facts of the instance that a plan, or what is *given* in its place, describes; see Waiter.
 
-    What earlier starts took is read from the records below *state_dir*.
+    What earlier starts took is read from the records below *state_dir*. *generation* is the one that was started.
     """
     plan = plan or {}
     instance = check_name(str(given.get("instance") or plan.get("instance") or ""))
@@ -556,7 +557,7 @@ def await_instance(
         if state_dir and started
         else None,
         size_bytes=weights_bytes(plan) if started else None,
-        claim=Claim(state_dir / "instances" / instance, Files()) if state_dir and started else None,
+        claim=Claim(state_dir / "instances" / instance, Files(), generation) if state_dir and started else None,
         progress=progress,
     )
     return waiter.look() if check else waiter.wait()

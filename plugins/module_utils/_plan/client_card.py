@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from ansible_collections.socle.inference.plugins.module_utils._address import WEB, address_fault
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._kinds import kind_of
 from ansible_collections.socle.inference.plugins.module_utils._plan import client_settings
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import (
     APIS,
@@ -102,9 +103,11 @@ def _name(given: Any, where: str, expected: str) -> str | None:
     if given in (None, ""):
         return None
     if not isinstance(given, str) or not given.isprintable() or len(given) > LONGEST_NAME:
+        # Somebody may have put a key in the place of its name.
+        found = kind_of(given) if where.endswith(".key") else describe(given)
         raise PlanError(
-            f"{where} must be {expected}, one line of at most {LONGEST_NAME} printable characters, "
-            f"but is {describe(given)}; correct it."
+            f"{where} must be {expected}, one line of at most {LONGEST_NAME} printable characters, but is {found}; "
+            "correct it."
         )
     return given
 

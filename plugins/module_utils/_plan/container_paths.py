@@ -23,6 +23,7 @@ OWN_FOLDER = "/etc/socle"
 """Where plans mount files of socle's own; no image has it."""
 
 CHAT_TEMPLATE = "chat-template"
+MEDIA = "allowed-local-media-path"
 
 FILES = (
     CHAT_TEMPLATE,
@@ -30,7 +31,7 @@ FILES = (
     "reasoning-parser-plugin",
     "log-config-file",
     "mm-encoder-fp8-scale-path",
-    "allowed-local-media-path",
+    MEDIA,
 )
 """Flags whose value is a file or folder that is there before the engine (vLLM 0.19.1 to 0.33.0)."""
 
@@ -122,6 +123,9 @@ class _Container:
             return None
         path = posixpath.normpath(value)
         if path in self._files or any(_within(path, folder) for folder in self._folders):
+            return None
+        if where == MEDIA and any(_within(target, path) for target in (*self._files, *self._folders)):
+            # A folder that holds a mount is there.
             return None
         named = f"'{where}' is {quoted(value)}"
         mounted = ", ".join(sorted([*self._files, *self._folders]))

@@ -254,6 +254,12 @@ def test_a_name_of_the_fallback_that_is_none_is_refused(key: str, value: Any) ->
     assert len(refused.value.message) < 400
 
 
+def test_a_key_in_the_place_of_its_name_is_not_repeated() -> None:
+    with pytest.raises(PlanError, match=r"but is a string; correct it\.$") as refused:
+        fallback_of({"url": "https://other.example", "key": "eyJhbGciOi" + "x" * 700})
+    assert "eyJ" not in refused.value.message
+
+
 def test_a_fallback_is_one_change_for_each_client() -> None:
     card = card_of(fallback={"url": "https://other.example", "model": "N", "key": "vault_other"})
     assert card["clients"]["claude_code"]["fallback"]["env"]["ANTHROPIC_BASE_URL"] == "https://other.example"

@@ -114,6 +114,7 @@ def test_a_wrong_value_is_told_with_what_is_allowed(name: str, value: Any, fault
         {"socle_serial": [1, "5", "100%"]},
         {"socle_max_fail_percentage": "0"},
         {"socle_max_fail_percentage": 33.3},
+        {"socle_max_fail_percentage": "25%"},
         *({"retry": word, "socle_rollback": word} for word in (True, False, "yes", "No", "ON", "off", 1, "0")),
         # Of a site's own playbooks, for which it means something else.
         *({"retry": value} for value in (3, {"count": 3}, None)),

@@ -85,6 +85,19 @@ def test_the_module_claims_what_it_waits_for(
         await_instance(backend, {}, plan, "key", progress=Interrupted(), state_dir=tmp_path)
 
 
+def test_what_another_run_launched_before_the_wait_began_is_not_ours(
+    launcher: Launcher, backend: QuadletBackend, host: Host, tmp_path: Path, plan: dict[str, Any]
+) -> None:
+    generation = launcher.start(plan)["generation"]
+    assert ours(Claim(tmp_path / "instances/chat", Files(), generation))
+    launcher.start({**plan, "launch_fingerprint": "sha256:bbbb"})
+    assert not ours(Claim(tmp_path / "instances/chat", Files(), generation))
+    host.active, host.sub, stops = "failed", "failed", host.count("systemctl", "stop")
+    with pytest.raises(EngineError, match="another run has launched chat meanwhile") as caught:
+        await_instance(backend, {}, plan, "key", progress=Progress(), state_dir=tmp_path, generation=generation)
+    assert "diagnosis" not in caught.value.fields and host.count("systemctl", "stop") == stops
+
+
 def test_a_launch_under_way_is_another_run_s(launcher: Launcher, tmp_path: Path, plan: dict[str, Any]) -> None:
     launcher.start(plan)
     claim = Claim(tmp_path / "instances/chat", Files())

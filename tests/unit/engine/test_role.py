@@ -59,3 +59,5 @@ def test_the_wait_is_told_whether_the_start_is_to_be_proven(launch: dict[str, An
     assert evaluate(wait["started"], launch, {}) is launch["starting"]
     # Where earlier starts are on record, by which the time that this one takes is expected.
     assert wait["state_dir"] == "{{ vllm_service_state_dir }}"
+    # What another run launched before the wait began is not this run's to stop.
+    assert wait["generation"] == "{{ __vllm_service_launch.generation }}"

@@ -34,6 +34,8 @@ def found(plan: dict[str, Any]) -> list[dict[str, Any]]:
         {"flags": {"speculative-config": {"method": "mtp", "num_speculative_tokens": 2}}},
         {"flags": ADAPTER},
         {"chat_template": "mine.jinja"},
+        {"flags": {"allowed-local-media-path": "/models"}},
+        {"flags": {"allowed-local-media-path": "/etc/socle"}, "chat_template": "mine.jinja"},
         {"env": {"HF_HUB_OFFLINE": "0"}, "flags": {"tokenizer": "org/Other"}},
         {"env": {"VLLM_NCCL_SO_PATH": "/usr/lib/libnccl.so.2"}},
     ],

@@ -134,3 +134,10 @@ def test_a_folder_that_holds_something_else_is_refused_and_kept(tmp_path: Path) 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "is no virtual environment" in done.stdout
     assert (folder / "thesis.txt").read_text() == "mine" and not (tmp_path / "cache").exists()
+
+
+def test_no_host_s_failure_is_that_of_all_hosts() -> None:
+    # The role also runs while engines start, where each host rescues what fails on it; a task that runs once fails on
+    # all of them, and the play would end before any engine is waited for.
+    for path in sorted((FILES.parent / "tasks").glob("*.yml")):
+        assert "run_once" not in path.read_text(encoding="utf-8")
