@@ -141,8 +141,12 @@ def test_models_in_another_form_are_told_with_the_right_one(models_given: Any, t
 
 def test_fewer_revisions_than_the_current_one_are_told_before_any_action() -> None:
     told = "model_store_keep is 0, expected 1 or more, since the current revision stays"
-    for keep, faults in ((0, [told]), ("0", [told]), (1, []), ("2", []), ("--5", [])):
+    for keep, faults in ((0, [told]), ("0", [told]), (1, []), ("2", [])):
         assert variable_faults({"gpu1": {"model_store_keep": keep}}, ["gpu1"]) == faults
+    # What is no number is told by its type.
+    assert variable_faults({"gpu1": {"model_store_keep": "--5"}}, ["gpu1"]) == [
+        'model_store_keep is "--5", expected a whole number'
+    ]
     (fault,) = variable_faults({"gpu1": {"model_store_keep": "all"}}, ["gpu1"])
     assert fault.startswith('model_store_keep is "all", expected ')
 
