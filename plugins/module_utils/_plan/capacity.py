@@ -120,32 +120,30 @@ def plan_capacity(
     memory = None if gpu is None else divide(architecture, launch, gpu, weights, calibration)
     weights_gib = memory.weights / GIB if memory else (weights.gib if weights else None)
     source = memory.weights_source if memory else (weights.source if weights else None)
+    rest = _beside_weights(architecture, launch, gpu, memory, calibration)
+    return replace(rest, weights_gib_per_gpu=weights_gib, weights_source=source)
+
+
+def _beside_weights(
+    architecture: Architecture, launch: Launch, gpu: Gpu | None, memory: Memory | None, calibration: Calibration | None
+) -> Capacity:
+    """All figures but those of the weights."""
     try:
         layout = kv_layout(architecture, launch)
     except Unknown as unknown:
         return Capacity(
-            weights_gib_per_gpu=weights_gib,
-            weights_source=source,
             kv_gib_per_gpu=memory.kv / GIB if memory else None,
             headroom_gib=memory.headroom / GIB if memory else None,
             findings=(unknown_finding(str(unknown)),),
             memory=memory,
         )
-    findings += layout_findings(launch, layout)
+    findings = layout_findings(launch, layout)
     kv = memory.kv if memory else launch.kv_cache_memory_bytes
     if kv is None:
-        return Capacity(
-            weights_gib_per_gpu=weights_gib,
-            weights_source=source,
-            block_tokens=layout.block_tokens,
-            findings=(*findings, weights_finding(launch)),
-            layout=layout,
-        )
+        return Capacity(block_tokens=layout.block_tokens, findings=(*findings, weights_finding(launch)), layout=layout)
     pool = KvPool(layout, launch, kv)
     findings += memory_findings(launch, layout, pool, memory, gpu, calibration)
-    return replace(
-        _filled(launch, layout, pool, memory, findings), weights_gib_per_gpu=weights_gib, weights_source=source
-    )
+    return _filled(launch, layout, pool, memory, findings)
 
 
 def _filled(
