@@ -13,7 +13,6 @@ the WAN without a kill ("sent" also counts what was under way on connections tha
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "collections")]
+
+from machine import describe_machine  # noqa: E402
 
 from tests.support import model_netns  # noqa: E402
 
@@ -93,9 +94,7 @@ def main() -> None:
         bed.set_rates(lan, lan)
         star = bed.hosts("Org/Model")
         show("LAN-bound, star", bed.bring(star, star[0].manifest.total_bytes / lan, star=True), None)
-    print(
-        f"this machine has {os.cpu_count()} cores, and {os.getloadavg()[0]:.1f} processes wanted one of them at the end"
-    )
+    print(describe_machine(1))
     sys.exit(not all(met))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from machine import describe_machine
 from no_op_run import ROOT, run, tasks_of, write_floor
 
 TARGET_S = 8.0
@@ -92,10 +92,7 @@ def main() -> None:
     print(f"{'run':<34}{'n':>3}{'median s':>10}{'min s':>8}{'max s':>8}")
     for name, seconds in rows.items():
         print(f"{name:<34}{len(seconds):>3}{statistics.median(seconds):>10.1f}{min(seconds):>8.1f}{max(seconds):>8.1f}")
-    print(
-        f"target under {TARGET_S:.0f} s beyond the engine's start; this machine has {os.cpu_count()} cores, and"
-        f" {os.getloadavg()[1]:.1f} processes wanted one of them over the last 5 minutes"
-    )
+    print(f"target under {TARGET_S:.0f} s beyond the engine's start; {describe_machine(5)}")
 
 
 if __name__ == "__main__":

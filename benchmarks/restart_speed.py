@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "collections")]
 
 from ansible_collections.socle.inference.plugins.module_utils._engine.warm import Warmer, weights  # noqa: E402
+from machine import describe_machine  # noqa: E402
 
 from tests.support import lab, lab_instance  # noqa: E402
 
@@ -144,9 +145,7 @@ def main() -> None:
     print(
         f"{size / 1e6:.0f} MB of weights: {cold:.2f} s from the disk, {warm:.2f} s after {cold:.2f} s of reading ahead"
     )
-    print(
-        f"this machine has {os.cpu_count()} cores, and {os.getloadavg()[1]:.1f} processes wanted one of them at the end"
-    )
+    print(describe_machine(5))
 
 
 if __name__ == "__main__":
