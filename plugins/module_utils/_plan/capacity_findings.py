@@ -341,7 +341,7 @@ def _confidence(launch: Launch, memory: Memory | None, calibration: Calibration 
                 "SOC-C15",
                 NOTE,
                 f"The KV cache is estimated, give or take {memory.uncertainty / GIB:.2f} GiB on each GPU, since no "
-                "start on this host class was measured.",
+                "start like it was measured on this host class.",
                 "Start it once: its log and metrics calibrate the next plans.",
                 f"of five known starts of one model on two kinds of GPU the worst was {LARGEST_ERROR_GIB} GiB off",
                 "gpu-memory-utilization",

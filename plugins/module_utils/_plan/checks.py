@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._gpu.classes import CPU
@@ -122,6 +122,8 @@ def check(subject: Subject, knowledge: Knowledge) -> Verdict:
         findings += check_flags(subject.flags, subject.env, schema, knowledge.schemas)
     findings += unmounted_paths(subject.flags, subject.env, subject.mounts, subject.state_dir)
     findings = [finding for finding in findings if _flag(finding) not in subject.refused]
+    if schema is not None:
+        subject = replace(subject, flags=schema.in_own_names(subject.flags))
     context = _context(subject, schema)
     unsound = "tensor-parallel-size" in subject.refused or any(finding.id in UNSOUND for finding in findings)
     capacity = Capacity() if unsound else _capacity(subject, context)

@@ -34,6 +34,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.layers impor
 from ansible_collections.socle.inference.plugins.module_utils._plan.measured import gpu_as_plan
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import Model
 from ansible_collections.socle.inference.plugins.module_utils._plan.request import Request, Template, TemplateFinder
+from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import rope_override
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
     Problems,
     known_list,
@@ -410,7 +411,10 @@ class Draft:
     def _max_model_len(self, flags: Mapping[str, Setting], problems: Problems) -> int | None:
         setting = flags.get("max-model-len")
         if setting is None:
-            return self.model.max_position_embeddings
+            overrides = flags.get("hf-overrides")
+            scaled = rope_override(overrides.value) if overrides else False
+            # The engine takes what the scaled positions come to.
+            return self.model.max_position_embeddings if scaled is False else None
         length = parse_size(setting.value)
         if not length and setting.value not in ("auto", -1):
             self.refused.add("max-model-len")

@@ -12,7 +12,13 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, WARNING, Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import FlagSchema, Key, version_key
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import closest, describe, quoted, short
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import (
+    closest,
+    describe,
+    quoted,
+    short,
+    usable,
+)
 
 _NAMES = {
     "bool": "true or false",
@@ -25,6 +31,9 @@ _NAMES = {
 }
 
 _TRUTH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1"})
+
+_AT_LEAST_ONE = frozenset({("SpeculativeConfig", "num_speculative_tokens")})
+"""Keys, by their class, of numbers that the engine refuses below 1 (config/speculative.py: gt=0)."""
 
 
 def check_class(
@@ -84,8 +93,9 @@ def _check_key(
 ) -> Iterator[Finding]:
     if "any" in key.types:
         return
-    if not any(_fits(value, kind) for kind in key.types):
-        expected = " or ".join(_NAMES[kind] for kind in key.types)
+    limited = (class_name, name) in _AT_LEAST_ONE
+    if not any(_fits(value, kind, 1 if limited else None) for kind in key.types):
+        expected = " or ".join(_NAMES[kind] for kind in key.types) + " of at least 1" * limited
         yield Finding(
             "SOC-F12",
             ERROR,
@@ -123,7 +133,7 @@ def _check_key(
         )
 
 
-def _fits(value: Any, kind: str) -> bool:
+def _fits(value: Any, kind: str, least: int | None = None) -> bool:
     """Whether the engine takes *value* for this type: it reads a number out of text, but makes no text of a number.
 
     Only true in a number's place, which it reads as 1, is left out here, since nobody means that.
@@ -142,6 +152,9 @@ def _fits(value: Any, kind: str) -> bool:
         return False
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
-    return kind == "float" or number.is_integer()
+    if kind == "float":
+        return True
+    whole = number.is_integer() and usable(value if isinstance(value, int) else number)
+    return whole and (least is None or number >= least)

@@ -105,6 +105,22 @@ class FlagSchema:
         """Default by flag name; what the engine only decides at start is None."""
         return {flag.name: flag.default for flag in self.flags.values() if flag.default_known}
 
+    def in_own_names(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """*given* by the names that its flags have in all versions: aliases by their flag, what turns one off by "no-".
+
+        "disable-prefix-caching" is so "no-enable-prefix-caching". What this version does not have stays as it is.
+        """
+        named = {}
+        for name, value in given.items():
+            flag, negated = self.options.get(name, (None, False))
+            if flag is not None and negated and name.startswith("no-"):
+                named[name] = value
+            elif flag is not None:
+                named[f"no-{flag.name}" if negated else flag.name] = value
+            else:
+                named[name] = value
+        return named
+
 
 def version_key(version: str) -> tuple[int, ...]:
     """For sorting: "0.26.0" -> (0, 26, 0); what is no version comes first."""

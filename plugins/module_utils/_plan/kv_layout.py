@@ -134,7 +134,7 @@ def speculation_layers(architecture: Architecture, launch: Launch) -> int:
         return 0
     if launch.mtp:
         return max(1, architecture.mtp_layers)
-    raise Unknown(f"the layers that the speculation method {launch.speculative_method} adds are not known")
+    raise Unknown(f"the layers that speculation by {launch.speculative_method or 'a draft model'} adds are not known")
 
 
 def state_mode(launch: Launch) -> str:

@@ -18,10 +18,11 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.schema impor
 
 GIB = 1024**3
 
-MTP_METHODS = frozenset({"mtp", "qwen3_next_mtp", "qwen3_5_mtp", "deepseek_mtp"})
-"""Speculation by layers of the checkpoint itself; the older names are aliases of "mtp"."""
+MTP = "mtp"
+"""Speculation by layers of the checkpoint itself; each family's own name of it, such as qwen3_next_mtp, means the same.
+"""
 
-DROPS_LAST_BLOCK = MTP_METHODS | {"eagle", "eagle3", "dflash", "dspark"}
+DROPS_LAST_BLOCK = frozenset({MTP, "eagle", "eagle3", "dflash", "dspark"})
 """Methods that read hidden states, so that the last matching block of the prefix cache is computed again."""
 
 WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -60,6 +61,8 @@ class Launch:
     kv_cache_dtype: str = "auto"
     speculative_method: str | None = None
     speculative_tokens: int = 0
+    keeps_last_block: bool = False
+    """disable_eagle_block_drop of speculative-config."""
     prefix_caching: bool = True
     state_cache_mode: str = "auto"
     """mamba-cache-mode as asked for: "auto", "align", "all" or "none"."""
@@ -85,11 +88,12 @@ class Launch:
 
     @property
     def mtp(self) -> bool:
-        return self.speculative_tokens > 0 and self.speculative_method in MTP_METHODS
+        return self.speculative_tokens > 0 and (self.speculative_method or "").endswith(MTP)
 
     @property
     def drops_last_block(self) -> bool:
-        return self.speculative_tokens > 0 and self.speculative_method in DROPS_LAST_BLOCK
+        reads_states = self.mtp or self.speculative_method in DROPS_LAST_BLOCK
+        return self.speculative_tokens > 0 and reads_states and not self.keeps_last_block
 
 
 def launch_from(
@@ -107,21 +111,24 @@ def launch_from(
     """
     version = version_numbers(vllm_version)
     cpu = memory_mib is None
-    speculation = _map(flags.get("speculative-config"))
-    tokens = _whole(speculation.get("num_speculative_tokens")) or 0
+    speculation = _speculation(flags)
+    # Fewer than none are refused by the engine, and must not shrink a state here.
+    tokens = max(0, _whole(speculation.get("num_speculative_tokens")) or 0)
     method = speculation.get("method")
     estimate = str(env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", ""))
-    default_batched, default_seqs = _scheduler_defaults(memory_mib, product)
+    default_batched, default_seqs = _scheduler_defaults(memory_mib, product, version)
+    utilization = flags.get("gpu-memory-utilization", flags.get("device-memory-utilization"))
     return Launch(
         vllm_version=vllm_version,
         max_model_len=max_model_len,
         model=model,
         tensor_parallel=_whole(flags.get("tensor-parallel-size")) or 1,
         pipeline_parallel=_whole(flags.get("pipeline-parallel-size")) or 1,
-        gpu_memory_utilization=_number(flags.get("gpu-memory-utilization"), 0.9 if version < (0, 20) else 0.92),
+        gpu_memory_utilization=_number(utilization, 0.9 if version < (0, 20) else 0.92),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         speculative_method=str(method) if method else None,
         speculative_tokens=tokens,
+        keeps_last_block=speculation.get("disable_eagle_block_drop") is True,
         prefix_caching=not flags.get("no-enable-prefix-caching") and flags.get("enable-prefix-caching") is not False,
         state_cache_mode=str(flags.get("mamba-cache-mode") or "auto"),
         retention_interval=_whole(flags.get("prefix-cache-retention-interval")) or 0,
@@ -142,18 +149,34 @@ def launch_from(
 def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:
     """Whether attention runs on FLASHINFER, which captures no whole step of speculation: 'CUDAGraphMode.
     FULL_AND_PIECEWISE is not supported with spec-decode for attention backend FlashInferBackend' (0.26.0)."""
-    backend = flags.get("attention-backend")
+    backend = attention_backend(flags)
     if backend:
-        return str(backend).upper() == "FLASHINFER"
+        return backend == "FLASHINFER"
     fp8 = str(flags.get("kv-cache-dtype") or "").startswith("fp8")
     return fp8 and bool(product) and not _FP8_WITHOUT_FLASHINFER.search(product)
 
 
-def _scheduler_defaults(memory_mib: int | None, product: str) -> tuple[int | None, int | None]:
+def attention_backend(flags: Mapping[str, Any]) -> str | None:
+    """The backend that flags ask for, in capitals as the engine reads it; None for auto, and where none is named."""
+    named = flags.get("attention-backend") or _map(flags.get("attention-config")).get("backend")
+    found = named.upper() if isinstance(named, str) else None
+    return None if found == "AUTO" else found
+
+
+def _speculation(flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """speculative-config, or what the short flags for its main keys (from 0.23.0 at the latest) make of it."""
+    if flags.get("speculative-config") is not None:
+        return _map(flags["speculative-config"])
+    return {"method": flags.get("spec-method"), "num_speculative_tokens": flags.get("spec-tokens")}
+
+
+def _scheduler_defaults(
+    memory_mib: int | None, product: str, version: tuple[int, ...]
+) -> tuple[int | None, int | None]:
     """(max-num-batched-tokens, max-num-seqs) of the API server where the flags are not set."""
     if memory_mib is None:
         return None, None
-    if memory_mib >= 160 * 1024:
+    if memory_mib >= 160 * 1024 and version >= (0, 33):
         return 16384, 1024
     if memory_mib >= 70 * 1024 and "a100" not in product.lower():
         return 8192, 1024

@@ -18,6 +18,15 @@ UNKNOWN_CAPACITY = "SOC-C11"
 QUIET = "info"
 """The severity of what a plan itself has to say that is no warning."""
 
+WEIGHTS_BY: Mapping[str, str] = {
+    "boot": "as a start logged",
+    "headers": "by their headers",
+    "architecture": "by dimensions",
+    "measured": "by the model file",
+    "size": "by their size",
+}
+"""How the weights of a capacity are known (weights.Weights), for a person."""
+
 WIDTH = 100
 """Columns of a table where nobody knows how wide the terminal is."""
 
@@ -187,10 +196,11 @@ def _capacity(
 ) -> list[str]:
     """What the launch will hold, in a line of GiB and one of tokens, or why that is not known."""
     doubt = capacity.get("uncertainty_gib")
+    known = WEIGHTS_BY.get(str(capacity.get("weights_source")))
     sizes = [
         text.format(capacity[key])
         for key, text in (
-            ("weights_gib_per_gpu", "weights {:.2f} GiB"),
+            ("weights_gib_per_gpu", "weights {:.2f} GiB" + (f" ({known})" if known else "")),
             ("kv_gib_per_gpu", "KV cache {:.2f} GiB" + (f" (give or take {doubt:.2f})" if doubt else "")),
             ("headroom_gib", "headroom {:.2f} GiB"),
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import attention_backend
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import finite, nearest
 
 TEXT = "text"
@@ -238,6 +239,12 @@ def _flags(given: Mapping[str, Any]) -> dict[str, Any]:
             flags[spelled[3:]] = not value
         else:
             flags[_ALIASES.get(spelled, spelled)] = _read_json(value)
+    backend = attention_backend(flags)
+    if backend is None:
+        # By "auto" the engine chooses, as it does without the flag.
+        flags.pop("attention-backend", None)
+    else:
+        flags["attention-backend"] = backend
     return flags
 
 
@@ -268,7 +275,7 @@ def _effective(context: RuleContext) -> dict[str, Any]:
         "max_model_len": _max_model_len(context),
         "max_num_seqs": _whole(context, "max-num-seqs", _batch_default(context, "seqs")),
         "max_num_batched_tokens": _whole(context, "max-num-batched-tokens", _batch_default(context, "tokens")),
-        "rope_override": _rope_override(context.value("flags", "hf-overrides")),
+        "rope_override": rope_override(context.value("flags", "hf-overrides")),
         "eager": eager is True,
     }
 
@@ -283,7 +290,9 @@ def _whole(context: RuleContext, flag: str, default: int | None) -> int | None:
 
 def _max_model_len(context: RuleContext) -> Any:
     if context.value("flags", "max-model-len") is None:
-        return context.value("model", "native_context")
+        # Scaled positions give the engine another length to start with.
+        scaled = rope_override(context.value("flags", "hf-overrides"))
+        return context.value("model", "native_context") if scaled is False else None
     return _whole(context, "max-model-len", None)
 
 
@@ -336,9 +345,11 @@ def _batch_default(context: RuleContext, what: str) -> int | None:
     return 16384 if memory >= _GIB_160 and version >= ((0, 33), 1) else 8192
 
 
-def _rope_override(overrides: Any) -> bool | None:
+def rope_override(overrides: Any) -> bool | None:
+    """Whether hf-overrides scale the positions; None where that cannot be told."""
     if overrides is None:
         return False
+    overrides = _read_json(overrides)
     if not isinstance(overrides, Mapping):
         return None
     level = [overrides]

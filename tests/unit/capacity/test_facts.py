@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import ARCHITECTURE, architecture
+from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout import kv_layout
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
     GIB,
+    Launch,
+    attention_backend,
     launch_from,
     version_numbers,
 )
@@ -119,6 +122,60 @@ def test_whole_steps_are_captured_unless_flashinfer_has_to_speculate(
 ) -> None:
     flags = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}, **flags}
     assert launch_from(flags, {}, "0.26.0", 4096, memory_mib=81920, product=product).full_graphs is whole
+
+
+def launched(flags: dict[str, Any], version: str = "0.32.0", **more: Any) -> Launch:
+    return launch_from(flags, {}, version, 4096, **{"memory_mib": 81920, "product": "NVIDIA A800 80GB PCIe", **more})
+
+
+def test_the_short_flags_of_speculation_are_speculation_too() -> None:
+    whole = launched({"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}})
+    assert whole.mtp and launched({"spec-method": "mtp", "spec-tokens": 3}) == whole
+
+
+@pytest.mark.parametrize("method", ["glm4_moe_mtp", "mimo_v2_mtp", "qwen3_next_mtp"])
+def test_every_family_s_own_name_of_mtp_is_mtp(method: str) -> None:
+    launch = launched({"speculative-config": {"method": method, "num_speculative_tokens": 1}})
+    assert launch.mtp and launch.drops_last_block
+    assert kv_layout(build(HYBRID_27B), launch) == kv_layout(
+        build(HYBRID_27B), launched({"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}})
+    )
+
+
+def test_the_last_block_of_a_prefix_is_kept_where_somebody_asks_for_it() -> None:
+    config = {"method": "mtp", "num_speculative_tokens": 1, "disable_eagle_block_drop": True}
+    assert not launched({"speculative-config": config}).drops_last_block
+
+
+def test_fewer_tokens_of_speculation_than_none_are_none() -> None:
+    launch = launched({"speculative-config": {"method": "mtp", "num_speculative_tokens": -3}})
+    assert launch.speculative_tokens == 0 and not launch.mtp
+
+
+def test_another_name_of_the_share_of_memory_is_that_share() -> None:
+    assert launched({"device-memory-utilization": 0.5}).gpu_memory_utilization == 0.5
+
+
+def test_the_largest_gpus_have_larger_steps_from_0_33_on() -> None:
+    b200 = {"memory_mib": 183359, "product": "NVIDIA B200"}
+    assert [launched({}, version, **b200).max_num_batched_tokens for version in ("0.32.0", "0.33.0")] == [8192, 16384]
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend"),
+    [
+        ({}, None),
+        ({"attention-backend": "auto"}, None),
+        ({"attention-backend": "flash_attn"}, "FLASH_ATTN"),
+        ({"attention-config": {"backend": "FLASHINFER"}}, "FLASHINFER"),
+        ({"attention-config": '{"backend": "flashinfer"}'}, "FLASHINFER"),
+        ({"attention-config": {"use_cudnn_prefill": False}}, None),
+    ],
+)
+def test_the_backend_of_attention_is_read_as_the_engine_reads_it(flags: dict[str, Any], backend: str | None) -> None:
+    assert attention_backend(flags) == backend
+    speculation = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}, "kv-cache-dtype": "fp8"}
+    assert launched({**speculation, **flags}).full_graphs is (backend == "FLASH_ATTN")
 
 
 def test_switches_turn_things_off() -> None:

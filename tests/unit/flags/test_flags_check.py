@@ -307,3 +307,26 @@ def test_every_finding_says_what_to_do_in_whole_sentences(check: Check) -> None:
     for finding in findings:
         assert finding.sentence.endswith(".") and finding.remedy.endswith("."), finding
         assert finding.evidence.endswith(".") and finding.subject, finding
+
+
+@pytest.mark.parametrize("tokens", [0, -1, "0", "-3"])
+def test_speculation_of_less_than_one_token_is_refused(check: Check, tokens: Any) -> None:
+    found = only(check("0.26.0", {"speculative-config": {"method": "mtp", "num_speculative_tokens": tokens}}))
+    is_said(found, "SOC-F12", ERROR, "speculative-config.num_speculative_tokens", "a whole number of at least 1")
+
+
+@pytest.mark.parametrize("digits", [20, 300, 400])
+def test_a_number_of_many_digits_within_a_text_of_json_is_refused(check: Check, digits: int) -> None:
+    text = f'{{"method": "mtp", "num_speculative_tokens": {"9" * digits}}}'
+    is_said(only(check("0.26.0", {"speculative-config": text})), "SOC-F12", ERROR, "num_speculative_tokens")
+
+
+def test_flags_are_told_by_the_names_that_all_versions_have(schemas: dict[str, FlagSchema]) -> None:
+    given = {"device-memory-utilization": 0.5, "disable-prefix-caching": True, "no-async-scheduling": True, "x": 1}
+    assert schemas["0.33.0"].in_own_names(given) == {
+        "gpu-memory-utilization": 0.5,
+        "no-enable-prefix-caching": True,
+        "no-async-scheduling": True,
+        "x": 1,
+    }
+    assert schemas["0.26.0"].in_own_names(given) == given

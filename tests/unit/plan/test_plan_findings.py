@@ -234,8 +234,10 @@ def test_a_plan_tells_what_the_launch_will_hold() -> None:
     assert (capacity["block_tokens"], capacity["smallest_cacheable_prefix_tokens"]) == (1600, 3200)
     lines = plan_table(plan)
     start = lines.index("  capacity")
-    assert re.match(r"    weights 26\.\d\d GiB, KV cache 4\d\.\d\d GiB \(give or take 2\.\d\d\)", lines[start + 1])
-    assert lines[start + 2].endswith("requests of 262,144 at once, prefixes from 3,200 tokens on are cached")
+    told = " ".join(line.strip() for line in lines[start + 1 : lines.index("  command")])
+    weights, cache = r"weights 26\.\d\d GiB \(by dimensions\)", r"KV cache 4\d\.\d\d GiB"
+    assert re.match(rf"{weights}, {cache} \(give or take 2\.\d\d\), headroom 3\.\d\d GiB ", told)
+    assert told.endswith("requests of 262,144 at once, prefixes from 3,200 tokens on are cached")
 
 
 def test_prefixes_of_an_older_hybrid_model_are_not_cached_by_themselves() -> None:
@@ -303,3 +305,29 @@ def test_the_same_findings_come_in_the_same_order() -> None:
         ranks[finding["severity"]] for finding in plan["findings"]
     )
     assert plan["findings"] == real("a800-1", "agents")["findings"]
+
+
+def test_the_short_flags_of_speculation_take_the_same_memory() -> None:
+    short = {"speculative-config": None, "spec-method": "mtp", "spec-tokens": 3}
+    assert real("a800-1", "agents", flags=short)["capacity"] == real("a800-1", "agents")["capacity"]
+
+
+@pytest.mark.parametrize("off", ["no-enable-prefix-caching", "disable-prefix-caching"])
+def test_what_turns_a_flag_off_counts_under_each_of_its_names(documents: Any, plan_one: Any, off: str) -> None:
+    model = documents["profiles/models"]["small-chat"]
+    model["architecture"] = {"class": "X", "layers": 8, "full_attention_layers": 2, "kv_heads": 2, "head_dim": 64}
+    model["architecture"]["linear_attention"] = {"layers": 6, "key_heads": 2, "value_heads": 2}
+    model["architecture"]["linear_attention"].update(key_head_dim=64, value_head_dim=64, conv_kernel=4)
+    profile = documents["profiles/serving"]["small-chat--cpu"]["profiles"]["default"]
+    profile.update(vllm_version="0.33.0", image="registry.example/vllm:v0.33.0", env={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    profile.update(flags={"max-model-len": 4096, off: True})
+    plan = plan_one(knowledge=knowledge())
+    assert not {"SOC-R55", "SOC-R58"} & set(ids(plan))
+    assert plan["capacity"]["blocks"] and plan["capacity"]["smallest_cacheable_prefix_tokens"] is None
+
+
+def test_a_length_that_follows_from_scaled_positions_is_left_to_the_engine() -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 262144}
+    flags = {"max-model-len": None, "hf-overrides": {"text_config": {"rope_parameters": rope}}}
+    plan = real("a800-1", "agents", flags=flags)
+    assert plan["max_model_len"] is None and plan["capacity"]["kv_tokens"] is None
