@@ -7,13 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe
+from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems, describe, usable
 
 SCHEMA = "socle.gpu_facts/2"
 OLDER = ("socle.gpu_facts/1",)
 
 _TEXTS = ("uuid", "pci_bus_id", "product", "pci_device_id", "mig", "virtualization")
-_WHOLE = ("index", "memory_mib")
+_WHOLE = {"index": 0, "memory_mib": 1}
+"""Whole numbers, and the least of each."""
+_MEMORY = ("reserved_mib", "free_mib")
 _TRUTHS = ("on_bus", "by_driver")
 _LINK = ("a", "b", "link")
 
@@ -80,14 +82,26 @@ def _gpu(gpu: Any, where: str, problems: Problems) -> None:
         return
     for name in _TEXTS:
         _text(gpu.get(name), f"{where}.{name}", problems)
-    for name in _WHOLE:
+    for name, least in _WHOLE.items():
         value = gpu.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            problems.add(_sentence(f"{where}.{name}", "a whole number", value))
+        if value is not None and not _is_whole(value, least):
+            problems.add(_sentence(f"{where}.{name}", f"a whole number of at least {least}", value))
+    memory = gpu.get("memory")
+    if memory is not None and not isinstance(memory, dict):
+        problems.add(_sentence(f"{where}.memory", "a map", memory))
+    else:
+        for name in _MEMORY:
+            value = (memory or {}).get(name)
+            if value is not None and not _is_whole(value, 0):
+                problems.add(_sentence(f"{where}.memory.{name}", "a whole number of at least 0", value))
     for name in _TRUTHS:
         value = gpu.get(name)
         if value is not None and not isinstance(value, bool):
             problems.add(_sentence(f"{where}.{name}", "true or false", value))
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and usable(value) and value >= least
 
 
 def _text(value: Any, where: str, problems: Problems) -> None:

@@ -55,11 +55,11 @@ class Gpu:
 
     @property
     def total_bytes(self) -> int:
-        """What CUDA shows, which gpu-memory-utilization is a fraction of."""
+        """What CUDA shows, which gpu-memory-utilization is a fraction of; never nothing, whatever facts say."""
         reserved = self.reserved_mib
         if reserved is None:
             reserved = RESERVED_LARGE_MIB if self.memory_mib >= LARGE_MIB else RESERVED_SMALL_MIB
-        return (self.memory_mib - reserved) * MIB
+        return max(1, self.memory_mib - reserved) * MIB
 
 
 @dataclass(frozen=True)

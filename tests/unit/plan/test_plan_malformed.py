@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from ansible_collections.socle.inference.plugins.action import vllm_plan
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
+from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
+from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import Gpu
 from ansible_collections.socle.inference.plugins.module_utils._plan.seal import seal
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import DataPath, data_path
 
@@ -191,3 +193,24 @@ def test_sealing_refuses_malformed_facts(plan_one: Any, facts: dict[str, Any]) -
 def test_sealing_refuses_a_model_path_that_a_unit_cannot_mount(plan_one: Any, path: str) -> None:
     with pytest.raises(PlanError, match=r"seal\.model_path is"):
         seal({"plan": plan_one(), "model_path": path, "allow_missing": True})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ({"memory": "81920"}, "facts.gpus[0].memory must be a map"),
+        ({"memory": {"free_mib": -1}}, "facts.gpus[0].memory.free_mib must be a whole number of at least 0"),
+        ({"memory": {"reserved_mib": 10**400}}, "facts.gpus[0].memory.reserved_mib must be"),
+        ({"memory_mib": 10**400}, "facts.gpus[0].memory_mib must be a whole number of at least 1"),
+        ({"memory_mib": 0}, "facts.gpus[0].memory_mib must be a whole number of at least 1"),
+        ({"index": -1}, "facts.gpus[0].index must be a whole number of at least 0"),
+    ],
+)
+def test_memory_that_facts_cannot_mean_is_told(gpu: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        check_facts({"gpus": [{"index": 0, **gpu}]})
+    assert refused.value.message.startswith(said) and len(refused.value.message) < 300
+
+
+def test_a_gpu_that_keeps_all_its_memory_for_itself_is_planned_with_all_the_same() -> None:
+    assert Gpu(490).total_bytes > 0 and Gpu(100, reserved_mib=616).total_bytes > 0
