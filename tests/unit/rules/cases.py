@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Changes, Changes]] = {
     "SOC-R82": ({"env.VLLM_SERVER_DEV_MODE": "1"}, {"env.VLLM_SERVER_DEV_MODE": None}),
     "SOC-R83": (OPEN, {"flags.allowed-origins": ["http://chat.example"]}),
     "SOC-R84": ({**OPEN, **version("0.32.0")}, {"flags.allowed-origins": ["*"]}),
-    "SOC-R85": ({"flags.enforce-eager": True}, {"hardware.class": "cpu"}),
+    "SOC-R85": ({"flags.enforce-eager": True}, {"hardware.class": "cpu", "hardware.gpus": 0}),
     "SOC-R86": ({"env.VLLM_DISABLE_COMPILE_CACHE": "1"}, {"env.VLLM_DISABLE_COMPILE_CACHE": "0"}),
     "SOC-R87": ({"flags.shutdown-timeout": None}, {"flags.shutdown-timeout": 30}),
     "SOC-R88": ({"flags.disable-log-stats": True}, {"flags.disable-log-stats": None}),
@@ -237,6 +237,7 @@ CASES: dict[str, tuple[Changes, Changes]] = {
         {"env.VLLM_ENABLE_CUDA_COMPATIBILITY": 1, "driver.version": "575.57.08", "driver.branch": 575},
         {"engine.image_cuda": "12.9"},
     ),
+    "SOC-R96": ({"flags.spec-method": "mtp"}, {"flags.spec-tokens": 1}),
 }
 
 

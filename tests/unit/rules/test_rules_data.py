@@ -224,3 +224,43 @@ def test_the_documentation_s_example_is_a_sound_file(tmp_path: Any) -> None:
     (tmp_path / "site_data/rules.yml").write_text(example.group(1), encoding="utf-8")
     loaded = load_rules(DataPath([tmp_path / "site_data"]))
     assert loaded.rules[-1].id == "SITE-R01"
+
+
+def test_limits_of_nothing_go_with_a_model_without_eyes() -> None:
+    only_text = {"flags.language-model-only": True}
+    assert "SOC-R22" not in ids(changed(only_text, {"flags.limit-mm-per-prompt": {"image": 0, "video": 0}}))
+    assert "SOC-R22" in ids(changed(only_text, {"flags.limit-mm-per-prompt": {"image": 0, "video": 2}}))
+
+
+@pytest.mark.parametrize(
+    ("backend", "fires"),
+    [
+        ({"flags.attention-backend": "flash_attn"}, "SOC-R26"),
+        ({"flags.attention-config": {"backend": "FLASH_ATTN"}}, "SOC-R26"),
+        ({"flags.attention-backend": "auto"}, "SOC-R24"),
+        ({"flags.attention-backend": "triton_attn"}, "SOC-R27"),
+        ({"flags.attention-config": {"backend": "FLASHINFER"}}, None),
+    ],
+)
+def test_a_backend_counts_however_it_is_written(backend: dict[str, Any], fires: str | None) -> None:
+    found = set(ids(changed(FP8_KV, backend))) & {"SOC-R24", "SOC-R26", "SOC-R27"}
+    assert found == ({fires} if fires else set())
+
+
+def test_a_length_that_follows_from_scaled_positions_is_not_known() -> None:
+    """The engine takes what they come to, so that nothing is said of a length that is not that."""
+    scaled = {"flags.hf-overrides": {"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}}
+    assert "SOC-R43" in ids(changed(scaled))
+    assert "SOC-R43" not in ids(changed(scaled, {"flags.max-model-len": None}))
+
+
+def test_a_processor_of_any_name_may_run_without_compilation() -> None:
+    eager = {"flags.enforce-eager": True, "hardware.class": "epyc", "hardware.gpus": 0}
+    assert "SOC-R85" not in ids(changed(eager))
+
+
+def test_a_model_of_its_own_tells_how_many_tokens_are_speculated() -> None:
+    config = {"method": "mtp"}
+    assert "SOC-R96" in ids(changed({"flags.speculative-config": config}))
+    assert "SOC-R96" not in ids(changed({"flags.speculative-config": {**config, "model": "/models/draft"}}))
+    assert "SOC-R96" not in ids(changed({"flags.speculative-config": {"method": "suffix"}}))
