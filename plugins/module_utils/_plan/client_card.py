@@ -219,8 +219,14 @@ def _effort(plan: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         return None
     aliases = plan.get("effort_aliases")
     by = None
-    if aliases:
-        by = FLAG if MAP_FLAG in plan["sources"] else TEMPLATE
+    if MAP_FLAG in plan["sources"]:
+        by = FLAG
+        turned = plan["sources"][MAP_FLAG]["value"]
+        if isinstance(turned, Mapping):
+            # Whoever wrote the map may have meant other levels than the aliases do, or use none.
+            aliases = turned
+    elif aliases:
+        by = TEMPLATE
     table = effort_table(str(plan["vllm_version"]), model.effort, aliases, by)
     return {
         "levels": list(model.effort.levels),
@@ -249,7 +255,7 @@ def _notes(card: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
             f"Effort high, which Claude Code sends by itself, is refused: the settings below ask for {chosen}. With"
             " effort_aliases of the instance, high is understood."
         )
-    if card["effort"] and card["effort"]["by"] == TEMPLATE and plan.get("chat_template_overlay") is None:
+    if card["effort"] and "chat-template" in plan["sources"] and plan.get("chat_template_overlay") is None:
         notes.append("What the levels of effort mean is up to the chat template of the instance.")
     return notes
 

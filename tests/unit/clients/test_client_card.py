@@ -148,6 +148,23 @@ def test_what_each_level_gets_is_on_the_card() -> None:
     assert "high     400          400          500\n" in text
 
 
+@pytest.mark.parametrize("aliases", [None, ALIASES])
+def test_a_map_that_somebody_wrote_is_what_the_card_tells(aliases: dict[str, str] | None) -> None:
+    """With aliases of the instance or without: the flag is what the engine does."""
+    sources = {"reasoning-effort-map": {"value": {"high": "medium"}}}
+    effort = card_of(vllm_version="0.33.0", effort_aliases=aliases, sources=sources)["effort"]
+    answers = effort["answers"]
+    assert (answers["high"]["messages"], answers["max"]["chat"]) == ("200 medium", "400")
+    assert (effort["by"], effort["aliases"]) == ("flag", {"high": "medium"})
+
+
+@pytest.mark.parametrize("aliases", [None, ALIASES])
+def test_a_template_of_the_user_decides_what_levels_mean(aliases: dict[str, str] | None) -> None:
+    own = {"chat-template": {"value": "/etc/socle/chat_template.jinja"}}
+    assert any("up to the chat template" in note for note in card_of(effort_aliases=aliases, sources=own)["notes"])
+    assert not any("up to the chat template" in note for note in card_of()["notes"])
+
+
 def test_a_model_without_levels_says_nothing_of_them() -> None:
     model = Model("f", "m", "modelscope", "org/M", "master", "M", {}, {})
     card = card_of(model=model)
