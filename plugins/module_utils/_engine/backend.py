@@ -32,7 +32,7 @@ STOP_S = 300.0
 """How long a stop may take: longer than the limit in the unit, after which systemd kills."""
 
 END_S = 10.0
-"""What an engine whose start failed has to end by itself; one without its core never does."""
+"""What an engine that serves nobody has to end by itself; one that loads, or lost its core, never does."""
 
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,InvocationID,Job,ExecMainStatus,MainPID,ControlPID,"

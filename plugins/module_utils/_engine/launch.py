@@ -425,7 +425,13 @@ class Launcher:
         }
 
     def _end(self, instance: str, plan: dict[str, Any]) -> None:
-        """Stop what runs by this plan, which may take as long as it drains."""
+        """Stop what runs by this plan, which may take as long as it drains; what only starts serves nobody.
+
+        vLLM takes no SIGTERM while it loads (seen with 0.32.0): only its unit's limit would end it.
+        """
+        if self._backend.state(instance).active == "activating":
+            self._backend.end(instance)
+            return
         drain = self._drain
         timeout_s = max(STOP_S, stop_timeout_s(plan) + 2 * STOP_MARGIN_S)
         self._backend.stop(instance, timeout_s, (lambda: drain.tick(plan)) if drain is not None else None)

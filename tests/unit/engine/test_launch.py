@@ -427,6 +427,30 @@ def test_stopping_twice_changes_once(launcher: Launcher, host: Any, plan: dict[s
     assert launcher.stop("chat")["changed"] is False
 
 
+@pytest.mark.parametrize("how", ["another launch", "stop"])
+@pytest.mark.parametrize(("active", "ended"), [("activating", ["chat"]), ("active", [])])
+def test_an_engine_that_only_starts_is_ended_without_patience(
+    launcher: Launcher,
+    backend: QuadletBackend,
+    host: Any,
+    plan: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    active: str,
+    ended: list[str],
+) -> None:
+    launcher.start(plan)
+    host.active = active
+    seen: list[str] = []
+    end = backend.end
+    monkeypatch.setattr(backend, "end", lambda instance: seen.append(instance) or end(instance))
+    if how == "stop":
+        launcher.stop("chat")
+    else:
+        launcher.start({**plan, "launch_fingerprint": "sha256:other"})
+    assert seen == ended
+
+
 def test_foreign_and_half_written_folders_are_left_out_with_a_warning(
     launcher: Launcher, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
 ) -> None:
