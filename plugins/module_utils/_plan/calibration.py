@@ -21,7 +21,11 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.cuda_graphs import graph_bytes
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout import KvLayout, Unknown, kv_layout
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
-from ansible_collections.socle.inference.plugins.module_utils._plan.weights import UNCERTAINTY_BYTES, Weights
+from ansible_collections.socle.inference.plugins.module_utils._plan.weights import (
+    UNCERTAINTY_BYTES,
+    Weights,
+    as_loaded,
+)
 
 KIND = "calibration"
 SCHEMA = "socle.calibration/1"
@@ -42,6 +46,9 @@ _BLOCK = re.compile(r"Setting attention block size to (\d+) tokens")
 
 _SAME = ("tensor_parallel", "pipeline_parallel", "enforce_eager", "language_model_only", "cpu")
 """Settings in which a start must be like the planned one, or it says nothing about it."""
+
+_WEIGHED = ("mtp", "dtype", "quantization")
+"""Settings by which the weights of a model differ; a record of a start that had none of them leaves them out."""
 
 _CLOSE = ("vllm_version", "max_num_batched_tokens", "kv_cache_dtype", "speculative_method", "speculative_tokens")
 """Settings in which it should be; what differs is told."""
@@ -177,17 +184,20 @@ class Calibration:
     def weights(self, computed: Weights | None, launch: Launch) -> Weights | None:
         """Those of the start where this launch loads the same ones, else what was computed."""
         own = Weights(self.weights_bytes, "boot", UNCERTAINTY_BYTES["boot"])
-        same_model = self.model == launch.model
-        if same_model and bool(self.launch.get("mtp")) == launch.mtp:
+        if self.model != launch.model:
+            return computed
+        differing = [name for name in _WEIGHED if (self.launch.get(name) or None) != (getattr(launch, name) or None)]
+        if not differing:
             return own
-        return own if same_model and computed is None else computed
+        # The one layer for speculation is little, other formats are not.
+        return own if differing == ["mtp"] and computed is None else computed
 
     def reserve(self, architecture: Architecture, launch: Launch) -> tuple[int, int, int]:
         """(activations, non-torch memory, graphs) of a launch.
 
         What the engine measured is kept, and changed by what the estimates of both launches differ in.
         """
-        known = {name: value for name, value in self.launch.items() if name != "mtp" and value is not None}
+        known = {name: value for name, value in self.launch.items() if name not in _WEIGHED and value is not None}
         before = Launch(**{"full_graphs": launch.full_graphs, **known})
         graphs_before = graph_bytes(before)
         # A record may not tell the graphs, which are then among the rest.
@@ -258,7 +268,7 @@ def calibrate(
     kv_bytes = int(kv * GIB)
     if boot.blocks is not None:
         try:
-            least, most = kv_bytes_range(kv, boot.blocks, kv_layout(architecture, launch))
+            least, most = kv_bytes_range(kv, boot.blocks, kv_layout(as_loaded(architecture, launch), launch))
             kv_bytes = min(max(kv_bytes, least), most)
         except Unknown:
             pass
@@ -271,7 +281,7 @@ def calibrate(
         model=launch.model,
         layers=architecture.layers,
         hidden_size=architecture.hidden_size,
-        launch={"mtp": launch.mtp, **{name: getattr(launch, name) for name in (*_SAME, *_CLOSE, *_SCALED)}},
+        launch={name: getattr(launch, name) for name in (*_WEIGHED, *_SAME, *_CLOSE, *_SCALED)},
         total_bytes=total_bytes,
         weights_bytes=int(weights * GIB),
         other_bytes=requested_bytes - int(weights * GIB) - kv_bytes,

@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.capacity_fin
     division_findings,
     layout_findings,
     memory_findings,
+    uncounted_finding,
     unknown_finding,
     weights_finding,
 )
@@ -30,9 +31,13 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout im
     kv_layout,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_pool import KvPool
-from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
+    GIB,
+    UNCOUNTED_WITH_STATES,
+    Launch,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import TensorGroup
-from ansible_collections.socle.inference.plugins.module_utils._plan.weights import weights_per_gpu
+from ansible_collections.socle.inference.plugins.module_utils._plan.weights import as_loaded, weights_per_gpu
 
 ONE_LINE_SINCE = (0, 28)
 """From here on the log tells tokens and concurrency in one line, and names the kind of device."""
@@ -108,12 +113,17 @@ def plan_capacity(
     *groups* are the tensors of the checkpoint by its safetensors headers, when it is at hand. A calibration that says
     nothing about this launch is not used.
     """
+    if architecture is not None:
+        architecture = as_loaded(architecture, launch)
     if architecture is None:
         reason = "the model file lacks layers, kv_heads, head_dim or what its linear attention needs"
         return Capacity(findings=(unknown_finding(reason),))
     findings = division_findings(architecture, launch)
     if findings:
         return Capacity(findings=tuple(findings))
+    uncounted = [name for name in launch.uncounted if architecture.hybrid or name not in UNCOUNTED_WITH_STATES]
+    if uncounted:
+        return Capacity(findings=(uncounted_finding(uncounted),))
     weights = weights_per_gpu(architecture, launch, groups)
     if calibration is not None and (gpu is None or not calibration.fits(launch, architecture, gpu.host_class)):
         calibration = None

@@ -8,6 +8,7 @@ Private to socle.inference.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.calibration import Calibration
@@ -67,6 +68,18 @@ def unknown_finding(reason: str) -> Finding:
         f"How much the KV cache holds cannot be told: {reason}.",
         "Add the missing facts to the model file, or read the figures from the log of the first start.",
         subject="architecture",
+    )
+
+
+def uncounted_finding(names: Sequence[str]) -> Finding:
+    one = len(names) == 1
+    return Finding(
+        "SOC-C11",
+        NOTE,
+        f"How much the KV cache holds cannot be told: {', '.join(names)} {'is' if one else 'are'} set, which "
+        f"{'changes' if one else 'change'} what memory holds in a way that is not calculated.",
+        f"Read the figures from the log of the first start, or remove {'it' if one else 'them'}.",
+        subject=names[0],
     )
 
 
@@ -169,7 +182,7 @@ def memory_findings(
     if not any(finding.severity == ERROR for finding in short):
         findings += _states(launch, layout, pool) + _contexts(launch, layout, pool)
         findings += _meaning(launch, layout, pool)
-    return findings + _confidence(launch, memory, calibration)
+    return findings + _shrinking(launch, memory) + _confidence(launch, memory, calibration)
 
 
 def _not_free(launch: Launch, memory: Memory | None, gpu: Gpu | None) -> list[Finding]:
@@ -328,6 +341,23 @@ def _meaning(launch: Launch, layout: KvLayout, pool: KvPool) -> list[Finding]:
             "Compare the concurrency that it logs, not the tokens, with other versions.",
             "up to 0.19.1 the log divides by the groups of layers (vllm-project/vllm#40691)",
             "capacity.log_kv_tokens",
+        )
+    ]
+
+
+def _shrinking(launch: Launch, memory: Memory | None) -> list[Finding]:
+    if memory is None or not memory.weights_shrink:
+        return []
+    return [
+        Finding(
+            "SOC-C17",
+            NOTE,
+            f"quantization {launch.quantization} quantises the weights while they are loaded: the "
+            f"{memory.weights / GIB:.2f} GiB of each GPU are what is stored, and they take less, which leaves more for "
+            "the KV cache.",
+            "Start it once: its log tells what they take.",
+            "vLLM, model_executor/layers/quantization",
+            "quantization",
         )
     ]
 

@@ -33,7 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.tensors impo
 
 IDS = (
     *(f"SOC-F{number:02}" for number in range(1, 20)),
-    *(f"SOC-C{number:02}" for number in range(1, 17)),
+    *(f"SOC-C{number:02}" for number in range(1, 18)),
 )
 """Ids of findings that no rule makes."""
 

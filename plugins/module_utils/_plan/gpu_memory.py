@@ -70,6 +70,8 @@ class Memory:
     requested: int
     weights: int
     weights_source: str
+    weights_shrink: bool
+    """See Weights.shrinks."""
     activation: int
     non_torch: int
     graphs: int
@@ -110,6 +112,8 @@ def divide(
         weights = calibration.weights(weights, launch)
         activation, non_torch, graphs = calibration.reserve(architecture, launch)
         uncertainty = int((UNCALIBRATED_GIB if calibration.differences(launch) else CALIBRATED_GIB) * GIB)
+        if weights is not None and weights.shrinks:
+            uncertainty += weights.uncertainty_bytes
     elif weights is not None:
         uncertainty += weights.uncertainty_bytes - UNCERTAINTY_BYTES["boot"]
     if weights is None:
@@ -126,6 +130,7 @@ def divide(
         requested=requested,
         weights=weights.bytes_per_gpu,
         weights_source=weights.source,
+        weights_shrink=weights.shrinks,
         activation=activation,
         non_torch=non_torch,
         graphs=graphs,

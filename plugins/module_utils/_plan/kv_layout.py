@@ -27,9 +27,6 @@ GPU_BLOCK = 16
 CPU_BLOCK = 128
 """Tokens that a block of the attention kernels is a multiple of, where block-size is not set."""
 
-CONV_STATE_BYTES = 2
-"""Bytes of one element of the convolution's state: it has the model's dtype, which is bfloat16 or float16 here."""
-
 NEAR = 1.5
 """When there are fewer layers of one kind than this times the other, groups are as large as the larger kind."""
 
@@ -110,11 +107,16 @@ class KvLayout:
         return attention + self.linear_groups * ceil_div(tokens, max(step, self.block_tokens))
 
 
-def state_bytes(linear: LinearAttention, tensor_parallel: int, speculative_tokens: int) -> int:
-    """Bytes of one layer's recurrent state on one GPU: the window of the convolution, and the state matrix."""
-    window = linear.conv_dim // tensor_parallel * (linear.conv_kernel - 1 + speculative_tokens) * CONV_STATE_BYTES
-    matrix = linear.value_heads // tensor_parallel * linear.value_head_dim * linear.key_head_dim
-    return window + matrix * DTYPE_BYTES[linear.state_dtype]
+def state_bytes(linear: LinearAttention, launch: Launch, element_bytes: int = 2) -> int:
+    """Bytes of one layer's recurrent state on one GPU: the window of the convolution, and the state matrix.
+
+    The window has the dtype of the model, of *element_bytes*, unless a flag says another.
+    """
+    parts = launch.tensor_parallel
+    window = linear.conv_dim // parts * (linear.conv_kernel - 1 + launch.speculative_tokens)
+    matrix = linear.value_heads // parts * linear.value_head_dim * linear.key_head_dim
+    of_window = DTYPE_BYTES[launch.convolution_dtype] if launch.convolution_dtype else element_bytes
+    return window * of_window + matrix * DTYPE_BYTES[launch.state_dtype or linear.state_dtype]
 
 
 def kv_element_bytes(architecture: Architecture, kv_cache_dtype: str) -> int:
@@ -155,7 +157,7 @@ def kv_layout(architecture: Architecture, launch: Launch) -> KvLayout:
         if architecture.full_attention_layers != architecture.layers:
             raise Unknown("some of its layers are neither full attention nor Gated DeltaNet")
         return KvLayout(smallest, smallest * token, 0, attention, 1, 0, 0, 0, "")
-    state = state_bytes(linear, launch.tensor_parallel, launch.speculative_tokens)
+    state = state_bytes(linear, launch, architecture.element_bytes)
     # 0.19.1 rounds to the kernel's 16 tokens whatever block-size says, and then takes the larger of both.
     unit = smallest if launch.version >= BLOCK_SIZE_IS_UNIT_SINCE else GPU_BLOCK
     block = max(smallest, unit * ceil_div(state, unit * token))

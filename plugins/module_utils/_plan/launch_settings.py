@@ -32,6 +32,23 @@ GRAPHS_COUNTED_SINCE = (0, 20, 2)
 """From here on the estimate for CUDA graphs is taken off the KV cache; before only with
 VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1."""
 
+UNCOUNTED = (
+    "cpu-offload-gb",
+    "decode-context-parallel-size",
+    "enable-lora",
+    "kv-cache-dtype-skip-layers",
+    "kv-offloading-size",
+    "kv-sharing-fast-prefill",
+    "kv-transfer-config",
+    "offload-group-size",
+    "prefill-context-parallel-size",
+)
+UNCOUNTED_WITH_STATES = ("disable-hybrid-kv-cache-manager", "mamba-block-size")
+"""Flags that move weights or keys and values elsewhere, need memory of their own, or cut the cache in another way; the
+latter where there are recurrent layers."""
+
+_DTYPES = {"float": "float32", "half": "float16", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
 RETENTION_SINCE = (0, 29)
 """From here on checkpoints of recurrent states are only kept where they are likely to be used again."""
 
@@ -58,6 +75,10 @@ class Launch:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     gpu_memory_utilization: float = 0.92
+    dtype: str | None = None
+    """What the model is loaded in, where a flag says so."""
+    quantization: str | None = None
+    """What a flag says the weights are quantised to."""
     kv_cache_dtype: str = "auto"
     speculative_method: str | None = None
     speculative_tokens: int = 0
@@ -66,6 +87,10 @@ class Launch:
     prefix_caching: bool = True
     state_cache_mode: str = "auto"
     """mamba-cache-mode as asked for: "auto", "align", "all" or "none"."""
+    state_dtype: str | None = None
+    """mamba-ssm-cache-dtype; None for that of the model."""
+    convolution_dtype: str | None = None
+    """mamba-cache-dtype; None for the dtype of the model."""
     retention_interval: int = 0
     """prefix-cache-retention-interval; -1 keeps every checkpoint."""
     max_num_seqs: int | None = None
@@ -81,6 +106,8 @@ class Launch:
     full_graphs: bool = True
     """Whether a step of decoding is captured as one graph, beside its pieces between attention layers."""
     cpu: bool = False
+    uncounted: tuple[str, ...] = ()
+    """Flags that are set and change what memory holds in a way that is not calculated here."""
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -125,12 +152,16 @@ def launch_from(
         tensor_parallel=_whole(flags.get("tensor-parallel-size")) or 1,
         pipeline_parallel=_whole(flags.get("pipeline-parallel-size")) or 1,
         gpu_memory_utilization=_number(utilization, 0.9 if version < (0, 20) else 0.92),
+        dtype=_dtype(flags.get("dtype")),
+        quantization=_named(flags.get("quantization")),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         speculative_method=str(method) if method else None,
         speculative_tokens=tokens,
         keeps_last_block=speculation.get("disable_eagle_block_drop") is True,
         prefix_caching=not flags.get("no-enable-prefix-caching") and flags.get("enable-prefix-caching") is not False,
         state_cache_mode=str(flags.get("mamba-cache-mode") or "auto"),
+        state_dtype=_dtype(flags.get("mamba-ssm-cache-dtype")),
+        convolution_dtype=_dtype(flags.get("mamba-cache-dtype")),
         retention_interval=_whole(flags.get("prefix-cache-retention-interval")) or 0,
         max_num_seqs=parse_size(flags.get("max-num-seqs")) or default_seqs,
         max_num_batched_tokens=parse_size(flags.get("max-num-batched-tokens")) or default_batched,
@@ -143,7 +174,24 @@ def launch_from(
         graphs_counted=estimate == "1" if estimate else version >= GRAPHS_COUNTED_SINCE,
         full_graphs=tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product)),
         cpu=cpu,
+        uncounted=tuple(name for name in (*UNCOUNTED, *UNCOUNTED_WITH_STATES) if _is_set(name, flags.get(name))),
     )
+
+
+def _dtype(value: Any) -> str | None:
+    """A dtype by the name that model files have for it; None for auto."""
+    return _DTYPES.get(value) if isinstance(value, str) else None
+
+
+def _named(value: Any) -> str | None:
+    return str(value) if value not in (None, "", "None", "none") else None
+
+
+def _is_set(name: str, value: Any) -> bool:
+    """Whether a flag of UNCOUNTED asks for something; 0, and 1 for a number of GPUs, are the defaults."""
+    if isinstance(value, (bool, list, dict)) or value is None:
+        return bool(value)
+    return _number(value, 2.0) > (1 if name.endswith("parallel-size") else 0)
 
 
 def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:

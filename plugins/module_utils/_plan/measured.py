@@ -37,6 +37,8 @@ _CONTENT = schema.record(
         "launch": schema.record(
             {
                 "mtp": schema.truth(),
+                "dtype": _TEXT,
+                "quantization": _TEXT,
                 "tensor_parallel": schema.whole(1),
                 "pipeline_parallel": schema.whole(1),
                 "enforce_eager": schema.truth(),
@@ -160,8 +162,8 @@ def calibration_of(results: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[
     launch = launch_from(
         flags, plan["env"], plan["vllm_version"], length, gpu["memory_mib"], gpu["product"] or "", model["name"]
     )
-    if launch.kv_cache_memory_bytes is not None:
-        # The log then tells what was asked for, and nothing of what else the memory holds.
+    if launch.kv_cache_memory_bytes is not None or launch.uncounted:
+        # The log then tells what was asked for, and nothing of what else the memory holds, or something is elsewhere.
         return None
     total = Gpu(gpu["memory_mib"], gpu["reserved_mib"]).total_bytes
     boot = Boot(weights_gib=weights, kv_gib=kv, blocks=(results.get("kv_cache") or {}).get("num_gpu_blocks"))

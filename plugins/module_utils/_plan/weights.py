@@ -9,7 +9,7 @@ Private to socle.inference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.architecture import DTYPE_BYTES, Architecture
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
@@ -27,6 +27,8 @@ class Weights:
     source: str
     """ "boot", "headers", "architecture", "measured" or "size"."""
     uncertainty_bytes: int
+    shrinks: bool = False
+    """Whether the engine quantises them while it loads them: they then take less than what is stored, told here."""
 
     @property
     def gib(self) -> float:
@@ -44,33 +46,46 @@ UNCERTAINTY_BYTES = {
 51.02 (1 GPU), and 26.05 where one logged 26.08 (2 GPUs); kernels that repack quantised weights take more than their
 tensors."""
 
+SHRINKING = 0.75
+"""Part of its weights that a model may lose when the engine quantises it while loading: to 4 of 16 bits at most. How
+much it does lose depends on which layers the method leaves alone."""
+
 
 def weights_per_gpu(architecture: Architecture, launch: Launch, groups: Sequence[TensorGroup] = ()) -> Weights | None:
     """The best that is known; None when neither tensors nor size nor all dimensions are.
 
     *groups* are the tensors of the checkpoint that the host holds, by their headers.
     """
+    found = _stored(architecture, launch, groups)
+    if found is None:
+        return None
+    amount, source = found
+    doubt = UNCERTAINTY_BYTES[source]
+    if launch.quantization is None or architecture.quantization not in (None, "none"):
+        return Weights(amount, source, doubt)
+    return Weights(amount, source, doubt + int(SHRINKING * amount), shrinks=True)
+
+
+def _stored(architecture: Architecture, launch: Launch, groups: Sequence[TensorGroup]) -> tuple[int, str] | None:
+    """(bytes on one GPU as stored, how that is known)"""
     extra = rope_cache_bytes(architecture)
     if groups:
-        return _weights(from_groups(architecture, launch, groups) + extra, "headers")
+        return from_groups(architecture, launch, groups) + extra, "headers"
     plain = architecture.quantization in (None, "none")
     counted = from_architecture(architecture, launch)
     if plain and counted is not None:
-        return _weights(counted + extra, "architecture")
+        return counted + extra, "architecture"
     if architecture.measured_weights:
-        return _weights(_from_measured(architecture, launch, extra) + extra, "measured")
+        return _from_measured(architecture, launch, extra) + extra, "measured"
     if architecture.size_bytes is not None:
-        return _weights(_from_size(architecture, launch, architecture.size_bytes) + extra, "size")
+        return _from_size(architecture, launch, architecture.size_bytes) + extra, "size"
     return None
-
-
-def _weights(amount: int, source: str) -> Weights:
-    return Weights(amount, source, UNCERTAINTY_BYTES[source])
 
 
 def from_groups(architecture: Architecture, launch: Launch, groups: Iterable[TensorGroup]) -> int:
     """Bytes of *groups* on one GPU, rounded up once a group. What is not loaded (vision, MTP) is left out."""
     total = 0
+    plain = architecture.quantization in (None, "none")
     for group in groups:
         parts = launch.tensor_parallel
         if group.mtp and not launch.mtp:
@@ -86,15 +101,18 @@ def from_groups(architecture: Architecture, launch: Launch, groups: Iterable[Ten
             continue
         if group.replicated:
             parts = 1
-        total += -(-_loaded_bytes(architecture, group) // parts)
+        # All of an unquantised checkpoint is loaded in the model's dtype, whatever it stores: four bytes each, or two.
+        loaded = group.size_bytes
+        if plain:
+            loaded = loaded * architecture.element_bytes // DTYPE_BYTES["float32" if group.float32 else "bfloat16"]
+        total += -(-loaded // parts)
     return total
 
 
-def _loaded_bytes(architecture: Architecture, group: TensorGroup) -> int:
-    """Bytes of a group in memory: what an unquantised checkpoint stores in float32 is loaded in the model's dtype."""
-    if group.float32 and architecture.quantization in (None, "none"):
-        return group.size_bytes * architecture.element_bytes // DTYPE_BYTES["float32"]
-    return group.size_bytes
+def as_loaded(architecture: Architecture, launch: Launch) -> Architecture:
+    """The model in the dtype that the engine loads it in: as a flag says, else its own, but float32 as bfloat16."""
+    dtype = launch.dtype or ("bfloat16" if architecture.dtype == "float32" else architecture.dtype)
+    return architecture if dtype == architecture.dtype else replace(architecture, dtype=dtype)
 
 
 def rope_cache_bytes(architecture: Architecture) -> int:

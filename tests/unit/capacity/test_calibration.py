@@ -212,3 +212,16 @@ def test_a_log_that_ends_too_early_is_refused_with_what_is_missing() -> None:
         calibrate(read_boot(lines), hybrid(), H200_MTP2, "h200_sxm_141g")
     assert "Model loading took" in refused.value.message
     assert "Available KV cache memory" in refused.value.message
+
+
+def test_weights_of_another_format_are_not_those_of_the_start() -> None:
+    """A start with FP8 made of BF16 weights told half of what they take without the flag, and the other way."""
+    halved = replace(S3_BOOT, weights_gib=14.9, kv_gib=57.0)
+    fp8 = replace(S3, quantization="fp8")
+    taught = calibrate(halved, hybrid(), fp8, "a800_pcie_80g", A800.total_bytes)
+    assert plan_capacity(hybrid(), fp8, A800, taught).weights_gib_per_gpu == pytest.approx(14.9, abs=0.01)
+    plain = plan_capacity(hybrid(), S3, A800, taught)
+    assert (plain.weights_gib_per_gpu, plain.weights_source) == (pytest.approx(26.05, abs=0.05), "architecture")
+    other_way = plan_capacity(hybrid(), fp8, A800, of_s3())
+    assert other_way.weights_source == "architecture" and (other_way.uncertainty_gib or 0) > 19
+    assert calibration_from(json.loads(json.dumps(taught.as_record()))) == taught

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.socle.inference.plugins.module_utils._plan.capacity import Capacity, plan_capacity
 from ansible_collections.socle.inference.plugins.module_utils._plan.finding import ERROR, NOTE, WARNING, Finding
 from ansible_collections.socle.inference.plugins.module_utils._plan.gpu_memory import Gpu
-from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch, launch_from
 
 from .models import A800, H200, H200_EAGER, H200_MTP2, HYBRID_27B, S3, SMOLLM2, build, hybrid
 
@@ -237,3 +237,76 @@ def test_every_finding_is_a_sentence_with_a_remedy() -> None:
         assert finding.sentence.endswith(".")
         assert finding.remedy[0].isupper() and finding.remedy.endswith(".")
         assert finding.subject
+
+
+@pytest.mark.parametrize(
+    ("flags", "block"),
+    [
+        ({}, 784),
+        ({"mamba-ssm-cache-dtype": "auto", "mamba-cache-dtype": "auto"}, 784),
+        # The matrix takes 24 x 128 x 128 x 2 bytes, and the window 5,120 x 3 x 2, of 2,048 bytes a token.
+        ({"mamba-ssm-cache-dtype": "bfloat16"}, 400),
+        ({"mamba-cache-dtype": "float32"}, 800),
+        ({"dtype": "half"}, 784),
+        # Four bytes in the window, and twice the bytes of each token.
+        ({"dtype": "float32"}, 400),
+    ],
+)
+def test_a_state_takes_what_its_dtype_does(flags: dict[str, Any], block: int) -> None:
+    launch = launch_from({"tensor-parallel-size": 2, **flags}, {}, "0.26.0", 4096, 81920, "NVIDIA A800 80GB PCIe")
+    capacity = plan_capacity(hybrid(), launch, A800)
+    assert capacity.block_tokens == block
+    assert (capacity.weights_gib_per_gpu or 0) > (50 if "float32" in str(flags.get("dtype")) else 25)
+
+
+def test_a_checkpoint_in_float32_is_loaded_as_bfloat16() -> None:
+    stored = {**SMOLLM2, "dtype": "float32"}
+    launch = Launch("0.32.0", 4096, cpu=True, kv_cache_memory_bytes=GIB)
+    assert plan_capacity(build(stored), launch, None).kv_tokens == 46592
+    assert plan_capacity(build(stored), replace(launch, dtype="float32"), None).kv_tokens == 46592 // 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"cpu-offload-gb": 10}, "cpu-offload-gb"),
+        ({"enable-lora": True}, "enable-lora"),
+        ({"kv-offloading-size": "64"}, "kv-offloading-size"),
+        ({"kv-transfer-config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}}, "kv-transfer-config"),
+        ({"decode-context-parallel-size": 2}, "decode-context-parallel-size"),
+        ({"mamba-block-size": 8192}, "mamba-block-size"),
+        ({"kv-cache-dtype-skip-layers": ["3"]}, "kv-cache-dtype-skip-layers"),
+    ],
+)
+def test_what_is_not_calculated_gives_no_figure_and_refuses_nothing(flags: dict[str, Any], name: str) -> None:
+    launch = launch_from(flags, {}, "0.26.0", 262144, 49152, "NVIDIA L40S")
+    capacity = plan_capacity(hybrid(), launch, Gpu(49152))
+    assert [finding.id for finding in capacity.findings] == ["SOC-C11"]
+    assert f"{name} is set" in capacity.findings[0].sentence and capacity.kv_gib_per_gpu is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"cpu-offload-gb": 0}, {"decode-context-parallel-size": 1}, {"kv-transfer-config": {}}, {"enable-lora": False}],
+)
+def test_a_default_that_is_written_out_changes_nothing(flags: dict[str, Any]) -> None:
+    launch = launch_from(flags, {}, "0.26.0", 4096, 81920, "NVIDIA A800 80GB PCIe")
+    assert launch == launch_from({}, {}, "0.26.0", 4096, 81920, "NVIDIA A800 80GB PCIe")
+
+
+def test_a_cache_in_one_piece_matters_with_recurrent_layers_alone() -> None:
+    launch = launch_from({"disable-hybrid-kv-cache-manager": True}, {}, "0.26.0", 4096, 81920, "NVIDIA H100")
+    assert plan_capacity(hybrid(), launch, Gpu(81920)).kv_tokens is None
+    assert plan_capacity(build(SMOLLM2), launch, Gpu(81920)).kv_tokens
+
+
+def test_weights_that_are_quantised_while_loading_are_refused_by_no_estimate() -> None:
+    """51 GiB of BF16 weights on 48 GB: refused as they are, and a warning where FP8 halves what it can."""
+    launch = replace(S3, tensor_parallel=1, max_model_len=8192, max_num_seqs=8, gpu_memory_utilization=0.95)
+    small = Gpu(49152)
+    assert "SOC-C01" in ids(plan(launch, small), ERROR)
+    quantised = plan(replace(launch, quantization="fp8"), small)
+    assert ids(quantised, ERROR) == set() and "SOC-C13" in ids(quantised, WARNING)
+    told = found(quantised, "SOC-C17")
+    assert "quantization fp8" in told.sentence and "51.8" in told.sentence
+    assert "SOC-C17" not in ids(plan_capacity(hybrid(quantization="fp8", size_bytes=30 * GIB), launch, small), NOTE)

@@ -106,3 +106,11 @@ def test_records_give_the_newest_start_of_each_kind() -> None:
     }
     assert calibrations_of(records) == [other, new, old]
     assert distinct_calibrations(calibrations_of(records)) == [other, new]
+
+
+@pytest.mark.parametrize("flags", [{"cpu-offload-gb": 8}, {"enable-lora": True}])
+def test_a_start_with_memory_elsewhere_teaches_nothing(flags: dict[str, Any]) -> None:
+    plan = real("a800-1", "agents")
+    assert calibration_of(STARTED, plan) is not None
+    plan["sources"].update({name: {"value": value} for name, value in flags.items()})
+    assert calibration_of(STARTED, plan) is None
