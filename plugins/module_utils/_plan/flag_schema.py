@@ -23,6 +23,12 @@ FOLDER = "profiles/vllm"
 
 REGISTRIES = ("attention_backends", "load_formats", "quantization_methods", "reasoning_parsers", "tool_parsers")
 
+TYPES = frozenset({"switch", "str", "int", "float", "size", "size_or_auto", "json", "json_or_str"})
+"""What a flag takes."""
+
+KEY_TYPES = frozenset({"bool", "int", "float", "str", "list", "map", "null", "any"})
+"""What a key of a flag's JSON is; any where the engine has rules of its own."""
+
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _WHOLE_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9a-z]{1,20}){1,5}")
 
@@ -42,7 +48,7 @@ class Flag:
 
     name: str
     type: str
-    """switch, str, int, float, size, size_or_auto, json or json_or_str."""
+    """One of TYPES."""
     aliases: tuple[str, ...] = ()
     negations: tuple[str, ...] = ()
     """Names that turn a switch off."""
@@ -66,7 +72,7 @@ class Key:
     """One key of a flag's JSON."""
 
     types: tuple[str, ...]
-    """bool, int, float, str, list, map, null, or any where the engine has rules of its own."""
+    """Of KEY_TYPES."""
     choices: tuple[Any, ...] | None = None
     json_class: str = ""
     replaced: tuple[str, ...] = ()
@@ -172,6 +178,10 @@ def parse_schema(document: Any, origin: str) -> FlagSchema:
         registries = {name: frozenset(document["registries"][name]) for name in REGISTRIES}
         parsers = {name: dict(document["registries"][name]) for name in ("reasoning_parsers", "tool_parsers")}
         environment = frozenset(document["environment"])
+        unknown = {flag.type for flag in flags.values()} - TYPES
+        unknown |= {kind for each in classes.values() for key in each.keys.values() for kind in key.types} - KEY_TYPES
+        if unknown:
+            raise ValueError(f"{min(map(str, unknown))[:40]!r} is no type")
         version = str(document["vllm_version"])
         # It becomes the name of a file, and an image may say anything.
         if not _WHOLE_VERSION.fullmatch(version):

@@ -187,6 +187,12 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
         ("0.26.0", "{", "is no JSON"),
         ("0.26.0", "[]", "is no flag schema"),
         ("0.26.0", json.dumps({**DOCUMENT, "classes": None}), "missing or damaged"),
+        ("0.26.0", json.dumps({**DOCUMENT, "flags": {"seed": {"type": "number"}}}), r"damaged \(.*'number' is no type"),
+        (
+            "0.26.0",
+            json.dumps({**DOCUMENT, "classes": {"X": {"rest": "forbid", "keys": {"k": {"types": ["whole"]}}}}}),
+            r"damaged \(.*'whole' is no type",
+        ),
         ("0.27.1", json.dumps(DOCUMENT), r"rename it to 0\.26\.0\.json"),
     ],
 )
