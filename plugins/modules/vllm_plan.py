@@ -36,7 +36,7 @@ options:
       - The instances of the host by name. Without it, the variable C(vllm_instances).
       - The keys of an instance are C(model) (required), C(gpus), C(port), C(profile), C(served_names), C(flags),
         C(env), C(image), C(api_key), C(expose) (C(loopback), C(address) or C(all)), C(chat_template),
-        C(effort_aliases) and C(slo).
+        C(effort_aliases), C(drain_s) and C(slo).
       - The value of C(api_key) never enters a plan, a result or a message. Only the fact that there is one does.
       - C(chat_template) is the name of a file in C(chat_templates/) of the data folders, or a file on the
         controller, absolute or relative to the inventory folder.

@@ -33,6 +33,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.kv_layout im
 from ansible_collections.socle.inference.plugins.module_utils._plan.kv_pool import KvPool
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
     GIB,
+    UNCOUNTED_WITH_EXPERTS,
     UNCOUNTED_WITH_STATES,
     Launch,
 )
@@ -121,7 +122,9 @@ def plan_capacity(
     findings = division_findings(architecture, launch)
     if findings:
         return Capacity(findings=tuple(findings))
-    uncounted = [name for name in launch.uncounted if architecture.hybrid or name not in UNCOUNTED_WITH_STATES]
+    counted = [] if architecture.hybrid else list(UNCOUNTED_WITH_STATES)
+    counted += [] if architecture.moe else UNCOUNTED_WITH_EXPERTS
+    uncounted = [name for name in launch.uncounted if name not in counted]
     if uncounted:
         return Capacity(findings=(uncounted_finding(uncounted),))
     weights = weights_per_gpu(architecture, launch, groups)

@@ -53,6 +53,7 @@ SAID_BETTER_OF_FLAG: Mapping[str, frozenset[str]] = {
     "SOC-R30": frozenset({"SOC-F01", "SOC-F08", "SOC-F09"}),
     "SOC-R51": frozenset({"SOC-F01", "SOC-F08", "SOC-F09"}),
     "SOC-R56": frozenset({"SOC-F05", "SOC-F08"}),
+    "SOC-R96": frozenset({"SOC-F10", "SOC-F12"}),
     "SOC-F07": frozenset({"SOC-R57"}),
     "SOC-C09": frozenset({"SOC-F05"}),
     "SOC-F19": frozenset({"SOC-F01", "SOC-F03", "SOC-F08", "SOC-F09"}),

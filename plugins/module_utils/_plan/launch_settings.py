@@ -44,8 +44,9 @@ UNCOUNTED = (
     "prefill-context-parallel-size",
 )
 UNCOUNTED_WITH_STATES = ("disable-hybrid-kv-cache-manager", "mamba-block-size")
+UNCOUNTED_WITH_EXPERTS = ("data-parallel-size",)
 """Flags that move weights or keys and values elsewhere, need memory of their own, or cut the cache in another way; the
-latter where there are recurrent layers."""
+latter where there are recurrent layers, or experts, which vLLM spreads over data parallel ranks as well."""
 
 _DTYPES = {"float": "float32", "half": "float16", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -174,7 +175,11 @@ def launch_from(
         graphs_counted=estimate == "1" if estimate else version >= GRAPHS_COUNTED_SINCE,
         full_graphs=tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product)),
         cpu=cpu,
-        uncounted=tuple(name for name in (*UNCOUNTED, *UNCOUNTED_WITH_STATES) if _is_set(name, flags.get(name))),
+        uncounted=tuple(
+            name
+            for name in (*UNCOUNTED, *UNCOUNTED_WITH_STATES, *UNCOUNTED_WITH_EXPERTS)
+            if _is_set(name, flags.get(name))
+        ),
     )
 
 
@@ -253,6 +258,9 @@ def _whole(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
+    if isinstance(value, float):
+        # Keys of JSON may be written so, which the engine takes for the whole number.
+        return int(value) if value.is_integer() else None
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value) else None
 
 

@@ -300,6 +300,13 @@ def test_a_cache_in_one_piece_matters_with_recurrent_layers_alone() -> None:
     assert plan_capacity(build(SMOLLM2), launch, Gpu(81920)).kv_tokens
 
 
+def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
+    launch = launch_from({"data-parallel-size": 2}, {}, "0.26.0", 4096, 81920, "NVIDIA H100")
+    assert plan_capacity(hybrid(), launch, A800).kv_tokens
+    mixture = plan(launch, moe={"experts": 256, "intermediate_size": 512})
+    assert "data-parallel-size is set" in found(mixture, "SOC-C11").sentence and mixture.weights_gib_per_gpu is None
+
+
 def test_weights_that_are_quantised_while_loading_are_refused_by_no_estimate() -> None:
     """51 GiB of BF16 weights on 48 GB: refused as they are, and a warning where FP8 halves what it can."""
     launch = replace(S3, tensor_parallel=1, max_model_len=8192, max_num_seqs=8, gpu_memory_utilization=0.95)

@@ -147,6 +147,11 @@ def test_the_last_block_of_a_prefix_is_kept_where_somebody_asks_for_it() -> None
     assert not launched({"speculative-config": config}).drops_last_block
 
 
+def test_a_whole_number_with_a_point_is_that_number() -> None:
+    config = {"method": "mtp", "num_speculative_tokens": 3.0}
+    assert launched({"speculative-config": config}).speculative_tokens == 3
+
+
 def test_fewer_tokens_of_speculation_than_none_are_none() -> None:
     launch = launched({"speculative-config": {"method": "mtp", "num_speculative_tokens": -3}})
     assert launch.speculative_tokens == 0 and not launch.mtp

@@ -331,3 +331,11 @@ def test_a_length_that_follows_from_scaled_positions_is_left_to_the_engine() -> 
     flags = {"max-model-len": None, "hf-overrides": {"text_config": {"rope_parameters": rope}}}
     plan = real("a800-1", "agents", flags=flags)
     assert plan["max_model_len"] is None and plan["capacity"]["kv_tokens"] is None
+
+
+@pytest.mark.parametrize("tokens", ["many", 0])
+def test_a_wrong_number_of_tokens_is_told_as_that_alone(tokens: Any) -> None:
+    (told,) = errors(
+        "a800-1", "agents", flags={"speculative-config": {"method": "mtp", "num_speculative_tokens": tokens}}
+    )
+    assert "(SOC-F12, " in told

@@ -238,6 +238,7 @@ CASES: dict[str, tuple[Changes, Changes]] = {
         {"engine.image_cuda": "12.9"},
     ),
     "SOC-R96": ({"flags.spec-method": "mtp"}, {"flags.spec-tokens": 1}),
+    "SOC-R97": ({"flags.max-num-batched-tokens": "2K", "flags.max-num-seqs": 2049}, {"flags.max-num-seqs": 2048}),
 }
 
 
