@@ -163,6 +163,11 @@ def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
     if name in OWNED_FLAGS:
         problems.add(f"{place} cannot be set as a flag; {OWNED_FLAGS[name]}.")
         return
+    whole = next((owned for owned in OWNED_FLAGS if owned.startswith(name)), None)
+    if whole is not None:
+        # The engine takes a beginning for the flag, also in versions whose flags nobody can compare.
+        problems.add(f"{place} is the beginning of {whole}, which cannot be set as a flag; {OWNED_FLAGS[whole]}.")
+        return
     if value is None or value is True:
         return
     own = Problems()

@@ -167,3 +167,13 @@ def test_odd_environment_values_are_data() -> None:
 )
 def test_sizes_are_read_as_vllm_reads_them(value: Any, tokens: int | None) -> None:
     assert parse_size(value) == tokens
+
+
+@pytest.mark.parametrize(("name", "whole"), [("api-ke", "api-key"), ("hf-tok", "hf-token"), ("por", "port")])
+def test_the_beginning_of_a_flag_that_nobody_may_set_is_refused_without_its_value(name: str, whole: str) -> None:
+    """The engine takes it for the whole flag, also where no schema of the version tells that it is none."""
+    problems = Problems()
+    check_flags({name: "value-of-it"}, "flags", problems)
+    (told,) = problems.sentences
+    assert f"flags.{name} is the beginning of {whole}, which cannot be set as a flag; " in told
+    assert "value-of-it" not in told
