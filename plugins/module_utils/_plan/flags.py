@@ -164,8 +164,9 @@ def check_flag(name: Any, value: Any, where: str, problems: Problems) -> None:
         problems.add(f"{place} cannot be set as a flag; {OWNED_FLAGS[name]}.")
         return
     whole = next((owned for owned in OWNED_FLAGS if owned.startswith(name)), None)
-    if whole is not None:
-        # The engine takes a beginning for the flag, also in versions whose flags nobody can compare.
+    if whole is not None and len(name) > 1:
+        # The engine takes a beginning for the flag, also in versions whose flags nobody can compare; of one letter
+        # there are always several.
         problems.add(f"{place} is the beginning of {whole}, which cannot be set as a flag; {OWNED_FLAGS[whole]}.")
         return
     if value is None or value is True:
