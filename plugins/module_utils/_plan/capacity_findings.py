@@ -114,7 +114,9 @@ def _divisor(architecture: Architecture, parts: int) -> int:
     linear = architecture.linear
     counts = [architecture.attention_heads, *((linear.key_heads, linear.value_heads) if linear else ())]
     common = math.gcd(*[count for count in counts if count is not None]) if any(counts) else architecture.kv_heads
-    return max(size for size in range(1, min(parts, common) + 1) if common % size == 0)
+    kv = architecture.kv_heads
+    fitting = [size for size in range(1, min(parts, common) + 1) if common % size == 0]
+    return max(size for size in fitting if kv % size == 0 or size % kv == 0)
 
 
 def layout_findings(launch: Launch, layout: KvLayout) -> list[Finding]:
@@ -192,6 +194,7 @@ def _not_free(launch: Launch, memory: Memory | None, gpu: Gpu | None) -> list[Fi
     if lacking <= 0:
         return []
     fitting = math.floor(gpu.free_mib * MIB / memory.total * 100) / 100
+    other = f", or set gpu-memory-utilization to {fitting:.2f} or less" if fitting > 0 else ""
     return [
         Finding(
             "SOC-C04",
@@ -199,7 +202,7 @@ def _not_free(launch: Launch, memory: Memory | None, gpu: Gpu | None) -> list[Fi
             f"gpu-memory-utilization {launch.gpu_memory_utilization:g} asks for {memory.requested / GIB:.2f} GiB of a "
             f"GPU, but {gpu.free_mib / 1024:.2f} GiB are free: {lacking / GIB:.2f} GiB too little, and the engine "
             "refuses to start.",
-            f"Stop what holds the memory, or set gpu-memory-utilization to {fitting:.2f} or less.",
+            f"Stop what holds the memory{other}.",
             "vLLM: 'Free memory on device ... is less than desired GPU memory utilization'",
             "gpu-memory-utilization",
         )

@@ -196,6 +196,20 @@ def test_heads_that_cannot_be_spread_are_refused() -> None:
     assert refusal.remedy == "Set tensor-parallel-size to 4."
 
 
+@pytest.mark.parametrize(("kv_heads", "parts", "advised"), [(4, 6, 4), (4, 7, 4), (8, 9, 8), (3, 5, 3), (1, 7, 6)])
+def test_the_number_of_gpus_that_is_advised_can_be_used(kv_heads: int, parts: int, advised: int) -> None:
+    """6 divides 24 heads of attention, but not 4 of keys and values, and is no multiple of them."""
+    dense = build({**SMOLLM2, "attention_heads": 24, "kv_heads": kv_heads})
+    refusal = found(plan_capacity(dense, replace(S3, tensor_parallel=parts), A800), "SOC-C12")
+    assert refusal.remedy == f"Set tensor-parallel-size to {advised}."
+    assert "SOC-C12" not in ids(plan_capacity(dense, replace(S3, tensor_parallel=advised), A800), ERROR)
+
+
+def test_no_share_of_nothing_is_advised() -> None:
+    remedy = found(plan(gpu=replace(A800, free_mib=300)), "SOC-C04").remedy
+    assert remedy == "Stop what holds the memory."
+
+
 def test_unknown_facts_give_a_note_and_what_can_be_told() -> None:
     assert ids(plan_capacity(None, S3, A800), NOTE) == {"SOC-C11"}
     packed = plan(replace(S3, kv_cache_dtype="nvfp4"))
