@@ -25,6 +25,9 @@ MTP = "mtp"
 DROPS_LAST_BLOCK = frozenset({MTP, "eagle", "eagle3", "dflash", "dspark"})
 """Methods that read hidden states, so that the last matching block of the prefix cache is computed again."""
 
+SUFFIX_TOKENS = 24
+"""Tokens of speculation by suffixes where no number is given: suffix_decoding_max_tree_depth, by default this."""
+
 WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that need no layer of their own."""
 
@@ -143,6 +146,8 @@ def launch_from(
     # Fewer than none are refused by the engine, and must not shrink a state here.
     tokens = max(0, _whole(speculation.get("num_speculative_tokens")) or 0)
     method = speculation.get("method")
+    if method == "suffix" and not tokens:
+        tokens = max(0, _whole(speculation.get("suffix_decoding_max_tree_depth")) or SUFFIX_TOKENS)
     estimate = str(env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", ""))
     default_batched, default_seqs = _scheduler_defaults(memory_mib, product, version)
     utilization = flags.get("gpu-memory-utilization", flags.get("device-memory-utilization"))

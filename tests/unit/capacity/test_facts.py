@@ -152,6 +152,11 @@ def test_a_whole_number_with_a_point_is_that_number() -> None:
     assert launched({"speculative-config": config}).speculative_tokens == 3
 
 
+@pytest.mark.parametrize(("depth", "tokens"), [({}, 24), ({"suffix_decoding_max_tree_depth": 8}, 8)])
+def test_suffixes_have_a_number_of_their_own(depth: dict[str, int], tokens: int) -> None:
+    assert launched({"speculative-config": {"method": "suffix", **depth}}).speculative_tokens == tokens
+
+
 def test_fewer_tokens_of_speculation_than_none_are_none() -> None:
     launch = launched({"speculative-config": {"method": "mtp", "num_speculative_tokens": -3}})
     assert launch.speculative_tokens == 0 and not launch.mtp

@@ -239,6 +239,10 @@ CASES: dict[str, tuple[Changes, Changes]] = {
     ),
     "SOC-R96": ({"flags.spec-method": "mtp"}, {"flags.spec-tokens": 1}),
     "SOC-R97": ({"flags.max-num-batched-tokens": "2K", "flags.max-num-seqs": 2049}, {"flags.max-num-seqs": 2048}),
+    "SOC-R98": (
+        {"flags.no-enable-chunked-prefill": True, "flags.max-num-batched-tokens": 8192},
+        {"flags.max-num-batched-tokens": "256K"},
+    ),
 }
 
 
