@@ -103,6 +103,7 @@ class Launch:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enforce_eager: bool = False
+    """Whether nothing is compiled, by enforce-eager or whatever else leaves it out."""
     language_model_only: bool = False
     encoder_data_parallel: bool = False
     """mm-encoder-tp-mode "data": each GPU holds the whole vision tower."""
@@ -149,7 +150,7 @@ def launch_from(
     if method == "suffix" and not tokens:
         tokens = max(0, _whole(speculation.get("suffix_decoding_max_tree_depth")) or SUFFIX_TOKENS)
     estimate = str(env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", ""))
-    default_batched, default_seqs = _scheduler_defaults(memory_mib, product, version)
+    batched, sequences = batch_sizes(flags, memory_mib, "a100" in product.lower(), version, max_model_len)
     utilization = flags.get("gpu-memory-utilization", flags.get("device-memory-utilization"))
     return Launch(
         vllm_version=vllm_version,
@@ -169,16 +170,17 @@ def launch_from(
         state_dtype=_dtype(flags.get("mamba-ssm-cache-dtype")),
         convolution_dtype=_dtype(flags.get("mamba-cache-dtype")),
         retention_interval=_whole(flags.get("prefix-cache-retention-interval")) or 0,
-        max_num_seqs=parse_size(flags.get("max-num-seqs")) or default_seqs,
-        max_num_batched_tokens=parse_size(flags.get("max-num-batched-tokens")) or default_batched,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=batched,
         block_size=_whole(flags.get("block-size")),
         kv_cache_memory_bytes=_kv_bytes(flags, env, cpu),
         num_gpu_blocks_override=_whole(flags.get("num-gpu-blocks-override")),
-        enforce_eager=bool(flags.get("enforce-eager")),
+        enforce_eager=_uncompiled(flags),
         language_model_only=bool(flags.get("language-model-only")),
         encoder_data_parallel=flags.get("mm-encoder-tp-mode") == "data",
         graphs_counted=estimate == "1" if estimate else version >= GRAPHS_COUNTED_SINCE,
-        full_graphs=tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product)),
+        full_graphs=not _pieces_alone(flags)
+        and (tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product))),
         cpu=cpu,
         uncounted=tuple(
             name
@@ -214,6 +216,22 @@ def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:
     return fp8 and bool(product) and not _FP8_WITHOUT_FLASHINFER.search(product)
 
 
+def _uncompiled(flags: Mapping[str, Any]) -> bool:
+    """Level 0 of optimization leaves compilation and graphs out (config/vllm.py), mode 0 of compilation the former."""
+    mode = str(_map(flags.get("compilation-config")).get("mode", "")).upper()
+    return bool(flags.get("enforce-eager")) or _level(flags) == "0" or mode in ("0", "NONE")
+
+
+def _pieces_alone(flags: Mapping[str, Any]) -> bool:
+    """Whether flags ask for graphs of pieces only: level 1 of optimization does, or the mode of graphs itself."""
+    mode = str(_map(flags.get("compilation-config")).get("cudagraph_mode", "")).upper()
+    return mode in ("1", "PIECEWISE") or (not mode and _level(flags) == "1")
+
+
+def _level(flags: Mapping[str, Any]) -> str:
+    return str(flags.get("optimization-level", "")).upper().removeprefix("O")
+
+
 def attention_backend(flags: Mapping[str, Any]) -> str | None:
     """The backend that flags ask for, in capitals as the engine reads it; None for auto, and where none is named."""
     named = flags.get("attention-backend") or _map(flags.get("attention-config")).get("backend")
@@ -228,17 +246,35 @@ def _speculation(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"method": flags.get("spec-method"), "num_speculative_tokens": flags.get("spec-tokens")}
 
 
-def _scheduler_defaults(
-    memory_mib: int | None, product: str, version: tuple[int, ...]
+def batch_sizes(
+    flags: Mapping[str, Any],
+    memory_mib: float | None,
+    a100: bool,
+    version: tuple[int, ...],
+    max_model_len: int | None,
 ) -> tuple[int | None, int | None]:
-    """(max-num-batched-tokens, max-num-seqs) of the API server where the flags are not set."""
+    """(max-num-batched-tokens, max-num-seqs) of the API server: as given, or its own by GPU and other flags.
+
+    None where neither is known: *memory_mib* is None on a host without a GPU, and *a100* tells what a GPU is called.
+    Read in engine/arg_utils.py of vLLM 0.19.1 to 0.33.0.
+    """
+    given, given_seqs = parse_size(flags.get("max-num-batched-tokens")), parse_size(flags.get("max-num-seqs"))
     if memory_mib is None:
-        return None, None
+        return given, given_seqs
     if memory_mib >= 160 * 1024 and version >= (0, 33):
-        return 16384, 1024
-    if memory_mib >= 70 * 1024 and "a100" not in product.lower():
-        return 8192, 1024
-    return 2048, 256
+        tokens, sequences = 16384, 1024
+    elif memory_mib >= 70 * 1024 and not a100:
+        tokens, sequences = 8192, 1024
+    else:
+        tokens, sequences = 2048, 256
+    times = 2 if flags.get("performance-mode") == "throughput" else 1
+    sequences = given_seqs or sequences * times
+    tokens = given or tokens * times
+    if given is None and max_model_len is not None:
+        if flags.get("no-enable-chunked-prefill") or flags.get("enable-chunked-prefill") is False:
+            tokens = max(tokens, max_model_len)
+        tokens = min(tokens, sequences * max_model_len)
+    return tokens, sequences if given_seqs else min(sequences, tokens)
 
 
 def _kv_bytes(flags: Mapping[str, Any], env: Mapping[str, Any], cpu: bool) -> int | None:

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
-from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import attention_backend
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
+    attention_backend,
+    batch_sizes,
+    version_numbers,
+)
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import finite, nearest
 
 TEXT = "text"
@@ -114,9 +118,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VERSION = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){0,5})(.*)", re.DOTALL)
 _WORSE = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Links without NVLink, from one PCIe switch to the other processor, as nvidia-smi topo names them."""
-
-_GIB_70 = 70 * 1024
-_GIB_160 = 160 * 1024
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ def _effective(context: RuleContext) -> dict[str, Any]:
     tensor = _whole(context, "tensor-parallel-size", 1)
     pipeline = _whole(context, "pipeline-parallel-size", 1)
     eager = context.value("flags", "enforce-eager")
+    batched, sequences = _batch_sizes(context)
     return {
         "prefix_caching": _prefix_caching(context),
         "speculation": method,
@@ -273,8 +275,8 @@ def _effective(context: RuleContext) -> dict[str, Any]:
         "tensor_parallel": tensor,
         "world_size": tensor * pipeline if tensor and pipeline else None,
         "max_model_len": _max_model_len(context),
-        "max_num_seqs": _whole(context, "max-num-seqs", _batch_default(context, "seqs")),
-        "max_num_batched_tokens": _whole(context, "max-num-batched-tokens", _batch_default(context, "tokens")),
+        "max_num_seqs": _whole(context, "max-num-seqs", sequences),
+        "max_num_batched_tokens": _whole(context, "max-num-batched-tokens", batched),
         "rope_override": rope_override(context.value("flags", "hf-overrides")),
         "eager": eager is True,
     }
@@ -329,20 +331,15 @@ def _prefix_caching(context: RuleContext) -> bool | None:
     return None if version is None or since is None else version >= since
 
 
-def _batch_default(context: RuleContext, what: str) -> int | None:
-    """What an API server takes by itself (vLLM 0.19.1 to 0.33.0, engine/arg_utils.py), by memory and product name."""
+def _batch_sizes(context: RuleContext) -> tuple[int | None, int | None]:
+    """(batched tokens, sequences) that an API server takes, by what is known of its GPUs and its version."""
     memory = number_of(context.value("hardware", "memory_mib"))
-    family = context.value("hardware", "family")
-    version = version_key(context.value("engine", "vllm_version"))
-    if memory is None or not isinstance(family, str) or version is None:
-        return None
-    if what == "tokens" and context.value("flags", "enable-chunked-prefill") is False:
-        return None
-    if memory < _GIB_70 or "a100" in family:
-        return 256 if what == "seqs" else 2048
-    if what == "seqs":
-        return 1024
-    return 16384 if memory >= _GIB_160 and version >= ((0, 33), 1) else 8192
+    family, version = context.value("hardware", "family"), context.value("engine", "vllm_version")
+    if memory is None or not isinstance(family, str) or version_key(version) is None:
+        return None, None
+    length = number_of(_max_model_len(context))
+    flags: Mapping[str, Any] = context.value("flags")
+    return batch_sizes(flags, memory, "a100" in family, version_numbers(version), int(length) if length else None)
 
 
 def rope_override(overrides: Any) -> bool | None:

@@ -17,7 +17,10 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.launch_setti
     launch_from,
     version_numbers,
 )
+from ansible_collections.socle.inference.plugins.module_utils._plan.rule_context import RuleContext
 from ansible_collections.socle.inference.plugins.module_utils._plan.schema import Problems
+
+from tests.unit.rules.cases import HOPPER, changed, version
 
 from .models import H200_MTP2, HYBRID_27B, S3, SMOLLM2, build
 
@@ -166,6 +169,30 @@ def test_another_name_of_the_share_of_memory_is_that_share() -> None:
     assert launched({"device-memory-utilization": 0.5}).gpu_memory_utilization == 0.5
 
 
+@pytest.mark.parametrize(
+    ("flags", "length", "tokens", "sequences"),
+    [
+        ({}, 4096, 8192, 1024),
+        ({"performance-mode": "throughput"}, 4096, 16384, 2048),
+        ({"performance-mode": "throughput", "max-num-seqs": 64}, 4096, 16384, 64),
+        ({"performance-mode": "throughput", "max-num-batched-tokens": "8K"}, 4096, 8192, 2048),
+        ({"no-enable-chunked-prefill": True}, 32768, 32768, 1024),
+        ({"max-num-seqs": 1}, 4096, 4096, 1),
+        ({"max-num-batched-tokens": 512}, 4096, 512, 512),
+    ],
+)
+def test_sizes_of_a_batch_follow_from_each_other_as_in_the_engine(
+    flags: dict[str, Any], length: int, tokens: int, sequences: int
+) -> None:
+    launch = launch_from(flags, {}, "0.32.0", length, 81559, "NVIDIA H100 80GB HBM3")
+    assert (launch.max_num_batched_tokens, launch.max_num_seqs) == (tokens, sequences)
+    context = changed(HOPPER, version("0.32.0"), {"hardware.memory_mib": 81559, "flags.max-model-len": length})
+    context["flags"].update(flags)
+    told = RuleContext(context)
+    assert told.value("effective", "max_num_batched_tokens") == tokens
+    assert told.value("effective", "max_num_seqs") == sequences
+
+
 def test_the_largest_gpus_have_larger_steps_from_0_33_on() -> None:
     b200 = {"memory_mib": 183359, "product": "NVIDIA B200"}
     assert [launched({}, version, **b200).max_num_batched_tokens for version in ("0.32.0", "0.33.0")] == [8192, 16384]
@@ -186,6 +213,28 @@ def test_the_backend_of_attention_is_read_as_the_engine_reads_it(flags: dict[str
     assert attention_backend(flags) == backend
     speculation = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}, "kv-cache-dtype": "fp8"}
     assert launched({**speculation, **flags}).full_graphs is (backend == "FLASH_ATTN")
+
+
+@pytest.mark.parametrize(
+    ("flags", "eager", "whole"),
+    [
+        ({}, False, True),
+        ({"enforce-eager": True}, True, True),
+        ({"optimization-level": 0}, True, True),
+        ({"optimization-level": "O0"}, True, True),
+        ({"compilation-config": {"mode": 0}}, True, True),
+        ({"compilation-config": {"mode": "NONE"}}, True, True),
+        ({"compilation-config": {"mode": 3}}, False, True),
+        ({"optimization-level": 1}, False, False),
+        ({"compilation-config": '{"cudagraph_mode": "piecewise"}'}, False, False),
+        ({"optimization-level": 1, "compilation-config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}, False, True),
+    ],
+)
+def test_what_is_compiled_and_captured_follows_from_all_flags_for_it(
+    flags: dict[str, Any], eager: bool, whole: bool
+) -> None:
+    launch = launched(flags)
+    assert (launch.enforce_eager, launch.full_graphs) == (eager, whole)
 
 
 def test_switches_turn_things_off() -> None:
