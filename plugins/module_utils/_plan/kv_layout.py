@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._plan.architecture
     LinearAttention,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
+    FP8,
     RETENTION_SINCE,
     WITHOUT_LAYERS,
     Launch,
@@ -125,7 +126,7 @@ def kv_element_bytes(architecture: Architecture, kv_cache_dtype: str) -> int:
         return architecture.element_bytes
     if kv_cache_dtype in DTYPE_BYTES:
         return DTYPE_BYTES[kv_cache_dtype]
-    if kv_cache_dtype in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"):
+    if kv_cache_dtype in FP8:
         return 1
     raise Unknown(f"the layout of kv-cache-dtype {kv_cache_dtype} is not known")
 

@@ -53,6 +53,10 @@ latter where there are recurrent layers, or experts, which vLLM spreads over dat
 
 _DTYPES = {"float": "float32", "half": "float16", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
+FP8 = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
+"""Types of a KV cache of one byte for each element, with one scale for a layer. Others that begin so, such as
+fp8_per_token_head, have scales of their own beside the elements."""
+
 RETENTION_SINCE = (0, 29)
 """From here on checkpoints of recurrent states are only kept where they are likely to be used again."""
 
@@ -212,7 +216,7 @@ def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:
     backend = attention_backend(flags)
     if backend:
         return backend == "FLASHINFER"
-    fp8 = str(flags.get("kv-cache-dtype") or "").startswith("fp8")
+    fp8 = str(flags.get("kv-cache-dtype")) in FP8
     return fp8 and bool(product) and not _FP8_WITHOUT_FLASHINFER.search(product)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.flags import parse_size
 from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import (
+    FP8,
     attention_backend,
     batch_sizes,
     version_numbers,
@@ -271,7 +272,7 @@ def _effective(context: RuleContext) -> dict[str, Any]:
         "speculation": method,
         "speculative_tokens": tokens,
         "kv_cache_dtype": kv_dtype,
-        "kv_fp8": kv_dtype.startswith("fp8"),
+        "kv_fp8": kv_dtype in FP8,
         "tensor_parallel": tensor,
         "world_size": tensor * pipeline if tensor and pipeline else None,
         "max_model_len": _max_model_len(context),

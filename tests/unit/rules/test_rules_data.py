@@ -264,3 +264,8 @@ def test_a_model_of_its_own_tells_how_many_tokens_are_speculated() -> None:
     assert "SOC-R96" in ids(changed({"flags.speculative-config": config}))
     assert "SOC-R96" not in ids(changed({"flags.speculative-config": {**config, "model": "/models/draft"}}))
     assert "SOC-R96" not in ids(changed({"flags.speculative-config": {"method": "suffix"}}))
+
+
+@pytest.mark.parametrize(("dtype", "plain"), [("fp8", True), ("fp8_e5m2", True), ("fp8_per_token_head", False)])
+def test_formats_with_scales_of_their_own_are_not_plain_fp8(dtype: str, plain: bool) -> None:
+    assert ("SOC-R28" in ids(changed({"flags.kv-cache-dtype": dtype}))) is plain
