@@ -60,6 +60,7 @@ SAID_BETTER_OF_FLAG: Mapping[str, frozenset[str]] = {
 }
 """The same where both must be about the same flag, since flag findings have one id for all flags."""
 
+_BRANCH = re.compile(r"[0-9]{1,9}")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
@@ -282,7 +283,7 @@ def _driver(facts: Mapping[str, Any]) -> dict[str, Any]:
     branch = str(driver.get("version") or "").partition(".")[0]
     return {
         "version": driver.get("version"),
-        "branch": int(branch) if branch.isdigit() else None,
+        "branch": int(branch) if _BRANCH.fullmatch(branch) else None,
         "flavour": driver.get("flavour"),
         "cuda": driver.get("cuda_version"),
     }

@@ -49,6 +49,7 @@ SCHEMA = "socle.plan/1"
 CHAT_TEMPLATE_TARGET = "/etc/socle/chat_template.jinja"
 API_KEY_TARGET = "VLLM_API_KEY"
 ANY_ADDRESS = "0.0.0.0"
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)(?![^+.-])")
 
 IMAGE_SHOWN = 200
@@ -71,7 +72,7 @@ def _older(version: str, floor: str) -> bool:
     """Whether a driver version is before another: "580.95.05" before "580.126.09"."""
 
     def parts(text: str) -> list[int]:
-        return [int(part) for part in text.split(".") if part.isdigit()]
+        return [int(part) for part in text.split(".") if _NUMBER.fullmatch(part)]
 
     return parts(version) < parts(floor)
 

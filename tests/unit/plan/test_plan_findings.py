@@ -339,3 +339,10 @@ def test_a_wrong_number_of_tokens_is_told_as_that_alone(tokens: Any) -> None:
         "a800-1", "agents", flags={"speculative-config": {"method": "mtp", "num_speculative_tokens": tokens}}
     )
     assert "(SOC-F12, " in told
+
+
+@pytest.mark.parametrize("version", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "unknown", "580.x"])
+def test_a_driver_whose_version_is_no_number_is_planned_with(version: str) -> None:
+    facts = facts_of("a800-1")
+    facts["driver"]["version"] = version
+    assert real("a800-1", "agents", facts=facts)["capacity"]["kv_tokens"]
