@@ -464,8 +464,8 @@ class Draft:
         if self.host_class.kind != CPU and version and minimum and _older(version, minimum):
             self.refused.add("driver")
             problems.add(
-                f"{self.request.host} has NVIDIA driver {short(version)}, but GPUs of class {self.host_class.name} need "
-                f"{minimum} or newer; update it with provision.yml."
+                f"{self.request.host} has NVIDIA driver {short(version)}, but GPUs of class {self.host_class.name} "
+                f"need {minimum} or newer; update it with provision.yml."
             )
 
     def _mounts(self, image: Setting) -> list[dict[str, Any]]:
