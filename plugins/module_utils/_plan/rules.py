@@ -59,11 +59,14 @@ _MAX_SHOWN = 80
 _MAX_REASON = 400
 
 GONE: Mapping[str, str] = {
-    "SOC-R44": "SOC-C05 and SOC-C06",
-    "SOC-R45": "SOC-C05 and SOC-C06",
-    "SOC-R46": "SOC-C03",
+    "SOC-R44": "SOC-C05 and SOC-C06 tell what it told",
+    "SOC-R45": "SOC-C05 and SOC-C06 tell what it told",
+    "SOC-R46": "SOC-C03 tells what it told",
+    "SOC-R63": "plans hand GPUs in by CDI alone",
+    "SOC-R73": "no plan shares the IPC of its host",
+    "SOC-R74": "no plan shares the IPC of its host",
 }
-"""Ids of rules that there are no more, and the findings that tell the same; an id is not used again."""
+"""Ids of rules that there are no more, and why they are not needed; an id is not used again."""
 
 IDLE = "SOC-R00"
 """What is said of ids that are passed over and found nothing."""
@@ -225,7 +228,7 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
     reasons = {}
     for rule, reason in given.items():
         if rule in GONE:
-            problems.add(f"{IGNORED_VARIABLE} names '{rule}', which is gone; {GONE[rule]} tell what it told.")
+            problems.add(f"{IGNORED_VARIABLE} names '{rule}', which is gone; {GONE[rule]}.")
         elif rule not in known:
             problems.add(
                 f"{IGNORED_VARIABLE} names {shown(rule)!r}, which is the id of no rule"

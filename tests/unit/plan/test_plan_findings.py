@@ -135,6 +135,7 @@ def test_an_id_that_no_check_has_is_refused() -> None:
     [
         ("soc_r02", "names 'soc-r02', which is the id of no rule; did you mean 'SOC-R02'?"),
         ("SOC_R44", "names 'SOC-R44', which is gone; SOC-C05 and SOC-C06 tell what it told."),
+        ("SOC_R63", "names 'SOC-R63', which is gone; plans hand GPUs in by CDI alone."),
     ],
 )
 def test_an_id_that_is_gone_or_wrong_is_told_with_what_to_name_instead(name: str, said: str) -> None:

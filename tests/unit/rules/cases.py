@@ -198,7 +198,6 @@ CASES: dict[str, tuple[Changes, Changes]] = {
         {**RTX_PRO, "env.VLLM_ENABLE_CUDA_COMPATIBILITY": 1, "driver.branch": 575},
         {"hardware.family": "a800"},
     ),
-    "SOC-R63": ({"engine.injection": "runtime"}, {"engine.injection": "cdi"}),
     "SOC-R64": ({"hardware.worst_path": "PIX"}, {"env.NCCL_P2P_DISABLE": "1", "flags.disable-custom-all-reduce": True}),
     "SOC-R65": ({"env.NCCL_P2P_DISABLE": "1"}, {"flags.disable-custom-all-reduce": True}),
     "SOC-R66": ({"hardware.peer_to_peer": False}, {"flags.tensor-parallel-size": 1}),
@@ -208,8 +207,6 @@ CASES: dict[str, tuple[Changes, Changes]] = {
     "SOC-R70": ({"flags.tensor-parallel-size": 5}, {"flags.tensor-parallel-size": 8}),
     "SOC-R71": ({"flags.tensor-parallel-size": 6}, {"flags.tensor-parallel-size": 8}),
     "SOC-R72": ({"flags.tensor-parallel-size": 8}, {"flags.tensor-parallel-size": 4}),
-    "SOC-R73": ({"instance.ipc": "host"}, {"instance.shm_size_bytes": None}),
-    "SOC-R74": ({"engine.name": "docker", "instance.ipc": "host"}, {"instance.ipc": "private"}),
     "SOC-R75": ({"instance.shm_size_bytes": 67108864}, {"instance.shm_size_bytes": 167772160}),
     "SOC-R76": ({"instance.shm_size_bytes": 536870912}, {"flags.tensor-parallel-size": 1}),
     "SOC-R77": (
