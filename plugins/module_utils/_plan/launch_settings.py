@@ -115,6 +115,8 @@ class Launch:
     full_graphs: bool = True
     """Whether a step of decoding is captured as one graph, beside its pieces between attention layers."""
     cpu: bool = False
+    yarn_factor: float = 1.0
+    """By how much hf-overrides lengthen the positions (YaRN)."""
     uncounted: tuple[str, ...] = ()
     """Flags that are set and change what memory holds in a way that is not calculated here."""
 
@@ -186,12 +188,25 @@ def launch_from(
         full_graphs=not _pieces_alone(flags)
         and (tokens == 0 or not _flashinfer(flags, product) or bool(_FLASHINFER_WHOLE.search(product))),
         cpu=cpu,
+        yarn_factor=_yarn_factor(flags.get("hf-overrides")),
         uncounted=tuple(
             name
             for name in (*UNCOUNTED, *UNCOUNTED_WITH_STATES, *UNCOUNTED_WITH_EXPERTS)
             if _is_set(name, flags.get(name))
         ),
     )
+
+
+def _yarn_factor(overrides: Any) -> float:
+    """The factor of rope_parameters, which stand in hf-overrides themselves or in a part such as text_config."""
+    level = [_map(overrides)]
+    for _depth in range(4):
+        for found in level:
+            rope = _map(found.get("rope_parameters") or found.get("rope_scaling"))
+            if (rope.get("rope_type") or rope.get("type")) == "yarn":
+                return max(1.0, _number(rope.get("factor"), 1.0))
+        level = [value for found in level for value in found.values() if isinstance(value, Mapping)]
+    return 1.0
 
 
 def _dtype(value: Any) -> str | None:

@@ -68,7 +68,7 @@ def weights_per_gpu(architecture: Architecture, launch: Launch, groups: Sequence
 
 def _stored(architecture: Architecture, launch: Launch, groups: Sequence[TensorGroup]) -> tuple[int, str] | None:
     """(bytes on one GPU as stored, how that is known)"""
-    extra = rope_cache_bytes(architecture)
+    extra = rope_cache_bytes(architecture, launch)
     if groups:
         return from_groups(architecture, launch, groups) + extra, "headers"
     plain = architecture.quantization in (None, "none")
@@ -115,13 +115,16 @@ def as_loaded(architecture: Architecture, launch: Launch) -> Architecture:
     return architecture if dtype == architecture.dtype else replace(architecture, dtype=dtype)
 
 
-def rope_cache_bytes(architecture: Architecture) -> int:
-    """Sines and cosines of all positions, which every GPU keeps beside the weights (counted as weights by the log)."""
+def rope_cache_bytes(architecture: Architecture, launch: Launch) -> int:
+    """Sines and cosines of all positions, which every GPU keeps beside the weights (counted as weights by the log).
+
+    YaRN lengthens them by its factor (model_executor/layers/rotary_embedding).
+    """
     positions, dims = architecture.max_position_embeddings, architecture.rotary_dim
     if positions is None:
         return 0
     factor = MULTIMODAL_ROPE_FACTOR if architecture.rope_sections > 1 else 1
-    return positions * factor * (dims or architecture.head_dim) * architecture.element_bytes
+    return int(positions * launch.yarn_factor) * factor * (dims or architecture.head_dim) * architecture.element_bytes
 
 
 def from_architecture(architecture: Architecture, launch: Launch) -> int | None:

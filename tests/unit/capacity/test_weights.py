@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import PlanError
-from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch
+from ansible_collections.socle.inference.plugins.module_utils._plan.launch_settings import GIB, Launch, launch_from
 from ansible_collections.socle.inference.plugins.module_utils._plan.tensors import (
     Tensor,
     group,
@@ -47,6 +47,28 @@ def test_the_whole_checkpoint_has_its_published_size() -> None:
 def test_smollm2_has_its_published_size() -> None:
     """134,515,008 parameters in BF16: 269 MB, which the engine calls 0.25 GiB."""
     assert from_architecture(build(SMOLLM2), Launch("0.32.0", 4096, cpu=True)) == 2 * 134515008
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib"),
+    [
+        ({}, 0.0),
+        ({"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}}, 0.375),
+        ('{"rope_scaling": {"type": "yarn", "factor": 2}}', 0.125),
+        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, 0.0),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "many"}}, 0.0),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": float("inf")}}, 0.0),
+    ],
+)
+def test_longer_positions_take_more_of_each_gpu(overrides: Any, gib: float) -> None:
+    """262,144 positions of 64 numbers, four times for the axes of images: 0.125 GiB, as often as the factor says."""
+
+    def weights(flags: dict[str, Any]) -> float:
+        found = weights_per_gpu(hybrid(), launch_from(flags, {}, "0.26.0", 4096, 81920))
+        assert found is not None
+        return found.gib
+
+    assert weights({"hf-overrides": overrides}) - weights({}) == pytest.approx(gib)
 
 
 def test_what_is_not_loaded_takes_nothing() -> None:
