@@ -10,8 +10,10 @@ and the closing chunk that only carries the usage, are neither: counting them is
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
@@ -25,6 +27,36 @@ class Mark:
 
     at_ns: int
     tokens: int | None
+
+
+class Marks(Sequence[Mark]):
+    """Marks in 16 bytes each, since a load of hundreds of streams has a million of them."""
+
+    _UNKNOWN = -1
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self.at_ns = array("q")
+        self._tokens = array("q")
+        for mark in marks:
+            self.add(mark.at_ns, mark.tokens)
+
+    def add(self, at_ns: int, tokens: int | None) -> None:
+        """Note that tokens arrived."""
+        self.at_ns.append(at_ns)
+        self._tokens.append(self._UNKNOWN if tokens is None else tokens)
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+    @overload
+    def __getitem__(self, place: int) -> Mark: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Mark]: ...
+    def __getitem__(self, place: int | slice) -> Mark | Sequence[Mark]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        tokens = self._tokens[place]
+        return Mark(self.at_ns[place], None if tokens == self._UNKNOWN else tokens)
 
 
 @dataclass(frozen=True)
@@ -42,7 +74,7 @@ class Trace:
     """One streamed answer. Times are monotonic nanoseconds."""
 
     sent_ns: int
-    marks: list[Mark] = field(default_factory=list)
+    marks: Marks = field(default_factory=Marks)
     done_ns: int = 0
     content: str = ""
     reasoning: str = ""
@@ -78,6 +110,11 @@ class TraceReader:
         self._counted = 0
         self.ended = False
         """The server said [DONE]."""
+
+    @property
+    def marks(self) -> Marks:
+        """Those so far."""
+        return self._trace.marks
 
     def feed(self, at_ns: int, chunk: bytes) -> None:
         for event in self._events.feed(chunk):
@@ -147,4 +184,4 @@ class TraceReader:
         if counted is not None:
             self._counted = max(self._counted, counted)
         if content or reasoning or delta.get("tool_calls") or rose:
-            trace.marks.append(Mark(at_ns, counted))
+            trace.marks.add(at_ns, counted)

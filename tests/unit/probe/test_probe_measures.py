@@ -10,14 +10,14 @@ from ansible_collections.socle.inference.plugins.module_utils._probe import meas
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError, StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import messages_of_length
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
-from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Mark, Trace, TraceReader, Usage
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Mark, Marks, Trace, TraceReader, Usage
 
 MS = 1_000_000
 
 
 def trace(stamps_ms: list[float], tokens: int, counts: list[int] | None = None) -> Trace:
     marks = [Mark(int(at * MS), counts[place] if counts else None) for place, at in enumerate(stamps_ms)]
-    return Trace(0, marks, done_ns=10_000 * MS, usage=Usage(10, tokens, 10 + tokens))
+    return Trace(0, Marks(marks), done_ns=10_000 * MS, usage=Usage(10, tokens, 10 + tokens))
 
 
 def test_plain_answer() -> None:
