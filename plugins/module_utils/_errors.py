@@ -27,6 +27,14 @@ class SocleError(Exception):
         self.message = message
         self.fields = fields
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that an error can come from another process: by default only the message would go along."""
+        return _again, (type(self), self.message, self.fields)
+
+
+def _again(kind: type[SocleError], message: str, fields: dict[str, Any]) -> SocleError:
+    return kind(message, **fields)
+
 
 class PlanError(SocleError):
     """The inventory or the data asks for something that cannot run."""

@@ -158,14 +158,16 @@ class LoadClient:
         self._failed = 0
         self._tokens = 0
 
-    def run(self, orders: Iterable[Order]) -> LoadReport:
-        """Send all orders, which come in the order of their due times, and wait for what comes back."""
+    def run(self, orders: Iterable[Order], begin_ns: int = 0) -> LoadReport:
+        """Send all orders, which come in the order of their due times, and wait for what comes back.
+
+        With *begin_ns* (monotonic) the load begins then, not at once, so that several clients begin together.
+        """
         report = self._report
         waiting = deque(orders)
-        report.began_ns = began = time.monotonic_ns()
         cpu = time.process_time_ns()
-        freed = began
-        told = checked = began
+        report.began_ns = began = max(begin_ns, time.monotonic_ns())
+        freed = told = checked = began
         try:
             self._connect_ahead(len(waiting))
             while waiting or self._active or self._inbox:
