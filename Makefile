@@ -82,6 +82,7 @@ bench: setup
 	python benchmarks/restart_speed.py
 	python benchmarks/gpu_facts_cost.py
 	python benchmarks/plan_cost.py
+	python benchmarks/probe_accuracy.py
 	python benchmarks/model_noop.py
 	python benchmarks/model_download.py
 	python benchmarks/model_fanout.py

@@ -180,19 +180,27 @@ def acceptance_line(acceptance: Mapping[str, Any]) -> str:
     return f"{verdict.get(acceptance['verdict'], 'not accepted')} by suite {acceptance['suite']}: {counts}"
 
 
+GENERATION_FIGURES = (("ttft_ms", "TTFT", "ms"), ("e2e_ms", "whole", "ms"), ("decode_tok_per_s", "", "tok/s"))
+LOAD_FIGURES = (
+    ("output_tok_per_s", "", "tok/s"),
+    ("goodput_per_s", "goodput", "requests/s"),
+    ("ttft_ms", "TTFT", "ms"),
+    ("itl_ms", "ITL", "ms"),
+    ("e2e_ms", "whole", "ms"),
+)
+
+
 def benchmark_lines(benchmark: Mapping[str, Any], where: str) -> list[str]:
-    """One line for each workload: the medians with their spread; *where* names host and instance."""
+    """One line for each workload: medians over the repeats, with their spread; *where* names host and instance."""
     lines = []
     for name, found in sorted(benchmark["workloads"].items()):
         parts = []
-        for key, label, unit in (
-            ("ttft_ms", "TTFT", "ms"),
-            ("e2e_ms", "whole", "ms"),
-            ("decode_tok_per_s", "", "tok/s"),
-        ):
+        for key, label, unit in LOAD_FIGURES if found.get("kind") == "load" else GENERATION_FIGURES:
             figures = found.get(key)
             if figures and figures.get("p50") is not None:
-                parts.append(f"{label} {figures['p50']:.1f} {unit} (spread {figures['spread_pct']:.0f} %)".strip())
+                tail = found.get(key.replace("_ms", "_p99_ms")) or {}
+                p99 = f"p99 {tail['p50']:.1f}, " if tail.get("p50") is not None and tail is not figures else ""
+                parts.append(f"{label} {figures['p50']:.1f} {unit} ({p99}spread {figures['spread_pct']:.0f} %)".strip())
         faults = found.get("faults") or []
         lines.append(
             f"{where} {name}: "

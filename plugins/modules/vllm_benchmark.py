@@ -10,8 +10,8 @@ module: vllm_benchmark
 short_description: Measures how fast a running engine answers
 version_added: 0.1.0
 description:
-  - Runs workloads against a running engine, one streamed request at a time, each with warm-ups and repeats, and gives
-    every figure with its spread.
+  - Runs workloads against a running engine, each with warm-ups and repeats, and gives every figure with its spread. A
+    workload of kind C(generation) is one streamed request at a time, one of kind C(load) many, at once or as they come.
   - Tokens are the server's own count. A run with fewer tokens than asked for is a failed run, not a fast one; so is a
     cold run whose prompt came from the prefix cache.
   - The engine's own histograms are given beside the client's figures, with what the client itself costs.
@@ -50,6 +50,8 @@ options:
       - Changes to workloads, a map of maps by the workload's name.
       - Known are C(prompt), C(prompt_tokens), C(output_tokens), C(ignore_eos), C(thinking), C(cold), C(sampling),
         C(repeats) and C(warmups).
+      - Of a load also C(requests), C(concurrency) (how many at once at most), C(rate_per_s) (Poisson arrivals),
+        C(seed) (of the arrivals) and C(slo) (C(ttft_ms), C(tpot_ms), C(e2e_ms) that goodput is held against).
     type: dict
     default: {}
   thinking:
@@ -119,6 +121,9 @@ benchmark:
         - A map by the workload's name.
         - C(ttft_ms), C(e2e_ms), C(tpot_ms) and C(decode_tok_per_s) each hold C(n), C(min), C(p50), C(p95), C(max) and
           C(spread_pct), the range in percent of the median; the medians also stand alone as C(ttft_p50_ms) and so on.
+        - Of a load, C(output_tok_per_s), C(input_tok_per_s), C(request_per_s) and C(goodput_per_s), and
+          C(ttft_ms), C(itl_ms), C(tpot_ms) and C(e2e_ms) (the medians over its requests) with C(ttft_p99_ms) and so on,
+          each summed up over the repeats in the same way. Each run says in C(client) how well the client kept up.
         - C(cached_prompt_tokens) is the largest count by the engine, null where it does not say or others used it
           meanwhile.
         - C(server) holds the means by the engine's own histograms, null where it has none.
@@ -142,7 +147,7 @@ benchmark:
         decode_p50_tok_per_s: 70.9
         decode_tok_per_s: {n: 3, min: 70.4, p50: 70.9, p95: 71.2, max: 71.3, spread_pct: 1.3}
     method:
-      client: socle-probe (httpx, one request at a time, streamed)
+      client: socle-probe (one request at a time by httpx, loads by a loop of its own; streamed)
 started:
   description: When it began, UTC.
   returned: success
@@ -154,6 +159,8 @@ finished:
   type: str
   sample: "2026-11-30T09:29:31Z"
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
@@ -203,7 +210,8 @@ def main():
                 client,
                 asked["served_name"],
                 asked["thinking"],
-                report=lambda name, done, total: progress.update(name, done, total, "runs"),
+                report=progress.update,
+                processors=len(os.sched_getaffinity(0)),
             )
             benchmark = run_all(bench, workloads)
     except SocleError as error:

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs workloads against one engine, one request at a time, and sums them up. Private to socle.inference."""
+"""Runs workloads against one engine and sums them up. Private to socle.inference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ from ansible_collections.socle.inference.plugins.module_utils import _exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe import measures
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import HTTPX_VERSION, EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._probe.load import Delivery, Order
+from ansible_collections.socle.inference.plugins.module_utils._probe.load_bench import (
+    SLO,
+    due_times_ns,
+    load_measures,
+    summed_faults,
+)
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import (
     Messages,
     messages_of_length,
     unique_messages,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.shards import run_load
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import TraceReader
 
 HITS = "vllm:prefix_cache_hits_total"
@@ -32,8 +40,25 @@ HISTOGRAMS = {
     "e2e_mean_ms": "vllm:e2e_request_latency_seconds",
     "itl_mean_ms": "vllm:inter_token_latency_seconds",
 }
+STREAM_PATH = "/v1/chat/completions"
+
 SETTLE_S = 2.0
 """The engine updates its metrics a moment after the last byte."""
+
+KINDS = ("generation", "load")
+"""One request at a time, or many."""
+
+SUMMED = {
+    "generation": (("ttft", "ms"), ("e2e", "ms"), ("tpot", "ms"), ("decode", "tok_per_s")),
+    "load": (
+        ("output", "tok_per_s"),
+        ("input", "tok_per_s"),
+        ("request", "per_s"),
+        ("goodput", "per_s"),
+        *((name + place, "ms") for name in ("ttft", "itl", "tpot", "e2e") for place in ("", "_p99")),
+    ),
+}
+"""Figures of the runs that are summed up over the repeats, with their units."""
 
 BUSY_CLIENT_SHARE = 0.5
 """A client that computed for this part of a run measured itself too."""
@@ -50,6 +75,16 @@ class Params:
     thinking: str = "auto"
     cold: bool = True
     sampling: dict[str, Any] = field(default_factory=dict)
+    requests: int | None = None
+    """Of a load: how many in one run."""
+    concurrency: int | None = None
+    """Of a load: how many at once at most; null: as they are due."""
+    rate_per_s: float | None = None
+    """Of a load: Poisson arrivals at this rate; null: the next one as soon as one ended."""
+    seed: int = 0
+    """Of the arrivals, so that two runs have the same ones."""
+    slo: dict[str, float] = field(default_factory=dict)
+    """Of a load: ttft_ms, tpot_ms, e2e_ms that a request must not exceed to count as goodput."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +124,45 @@ def parse_workload(raw: Mapping[str, Any], params: Mapping[str, Any] | None = No
             raise ProbeError(f"{what} of the workload {name!r} must be a whole number above 0; found {number!r}.")
     if not isinstance(workload.warmups, int) or workload.warmups < 0:
         raise ProbeError(f"warmups of the workload {name!r} must be 0 or more; found {workload.warmups!r}.")
-    if workload.kind != "generation":
-        raise ProbeError(f"The workload {name!r} is of kind {workload.kind!r}; this version runs generation.")
+    if workload.kind not in KINDS:
+        raise ProbeError(f"The workload {name!r} is of kind {workload.kind!r}; this version runs {', '.join(KINDS)}.")
+    _check_load(workload)
     if asked.thinking not in ("auto", "on", "off", "unset"):
         raise ProbeError(f"thinking of the workload {name!r} must be auto, on, off or unset; found {asked.thinking!r}.")
     return workload
+
+
+def _check_load(workload: Workload) -> None:
+    """A load says how many requests and how they come; a generation says none of that."""
+    asked, name = workload.params, workload.name
+    own = {key: getattr(asked, key) for key in ("requests", "concurrency", "rate_per_s", "slo")}
+    if workload.kind != "load":
+        said = [key for key, value in own.items() if value]
+        if said:
+            raise ProbeError(f"The workload {name!r} sets {', '.join(said)}, which only one of kind load has.")
+        return
+    for key in ("requests", "concurrency", "seed"):
+        value, least = getattr(asked, key), 0 if key == "seed" else 1
+        if value is None and key == "concurrency":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ProbeError(f"{key} of the workload {name!r} must be a whole number from {least} on; found {value!r}.")
+    if asked.rate_per_s is not None and not _positive(asked.rate_per_s):
+        raise ProbeError(
+            f"rate_per_s of the workload {name!r} must be a number above 0, or null; found {asked.rate_per_s!r}."
+        )
+    if asked.concurrency is None and asked.rate_per_s is None:
+        raise ProbeError(
+            f"The workload {name!r} is a load and says neither concurrency nor rate_per_s; set one of them, or both."
+        )
+    if not isinstance(asked.slo, Mapping) or not all(key in SLO and _positive(most) for key, most in asked.slo.items()):
+        raise ProbeError(
+            f"slo of the workload {name!r} must be a map of {', '.join(SLO)} to milliseconds; found {asked.slo!r}."
+        )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def request_body(model: str, params: Params, thinking_model: bool, salt: str, messages: Messages) -> dict[str, Any]:
@@ -141,30 +210,38 @@ class Bench:
         client: EngineClient,
         model: str,
         thinking_model: bool = False,
-        report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+        report: Callable[[str, int, int, str], None] = lambda phase, done, total, unit: None,
         sleep: Callable[[float], None] = time.sleep,
+        processors: int = 1,
     ) -> None:
         self._client = client
         self._model = model
         self._thinking = thinking_model
         self._report = report
         self._sleep = sleep
+        self._processors = processors
+        self._processes = 1
 
     def run(self, workload: Workload) -> dict[str, Any]:
         total = workload.warmups + workload.repeats
         runs: list[dict[str, Any]] = []
         before: list[exposition.Sample] | None = None
         for number in range(total):
-            self._report(workload.name, number, total)
+            self._report(workload.name, number, total, "runs")
             if number == workload.warmups:
                 before = self._metrics()
-            run = self._one(workload.params)
-            run["warmup"] = number < workload.warmups
+            warmup = number < workload.warmups
+            if workload.kind == "load":
+                run = self._load(workload, f"{workload.name} run {number + 1} of {total}", warmup)
+            else:
+                run = self._one(workload.params)
+            run["warmup"] = warmup
             runs.append(run)
         after = self._metrics()
-        self._report(workload.name, total, total)
+        self._report(workload.name, total, total, "runs")
         counted = [run for run in runs if not run["warmup"]]
-        return workload_result(workload, runs, server_means(before, after, len(counted)))
+        requests = (workload.params.requests or 1) * len(counted)
+        return workload_result(workload, runs, server_means(before, after, requests))
 
     def _one(self, params: Params) -> dict[str, Any]:
         """One request. An engine's fault is a failed run; the probe's own goes up."""
@@ -190,6 +267,65 @@ class Bench:
         run["status"] = "failed" if run["faults"] else "passed"
         return run
 
+    def _load(self, workload: Workload, phase: str, warmup: bool) -> dict[str, Any]:
+        """One load. A client that did not keep up runs it again with more processes, as far as there are processors."""
+        params = workload.params
+        requests = params.requests or 1
+        if warmup:
+            requests = min(requests, params.concurrency or 1)
+        while True:
+            run, kept = self._load_once(params, phase, requests)
+            if kept or self._processes * 2 > self._processors:
+                return run
+            self._processes *= 2
+
+    def _load_once(self, params: Params, phase: str, requests: int) -> tuple[dict[str, Any], bool]:
+        """The run, and whether the client kept up; an engine's fault is a failed run."""
+        try:
+            orders = self._orders(params, requests)
+            target = self._client.target(STREAM_PATH)
+            before = self._metrics()
+            reports = run_load(
+                target,
+                orders,
+                params.concurrency,
+                self._processes,
+                self._client.limits,
+                lambda done, failed, tokens: self._report(phase, done, requests, "requests"),
+            )
+            after = self._settled(before, requests)
+        except EngineFault as fault:
+            failed = {"status": "failed", "faults": [fault.message], "evidence": self._client.redact_all(fault.fields)}
+            return failed, True
+        run = load_measures(reports, params.slo)
+        deliveries = [delivery for report in reports for delivery in report.deliveries]
+        run["other_requests"] = other_requests(before, after, requests)
+        run["busy"] = others_ran(before, after, requests)
+        run["cached_prompt_tokens"] = _cached_of(deliveries, before, after, requests)
+        run["client_cpu_share"] = run["client"]["cpu_share_max"]
+        faults = [fault for delivery in deliveries for fault in _delivery_faults(params, delivery)]
+        if params.cold and run["cached_prompt_tokens"]:
+            faults.append(f"the load was not cold: {run['cached_prompt_tokens']} prompt tokens came from the cache")
+        if any(report.interrupted for report in reports):
+            faults.append("the load was interrupted")
+        run["faults"] = [self._client.redact(fault) for fault in summed_faults(faults)]
+        run["evidence"] = self._client.redact_all(
+            next((delivery.fault.fields for delivery in deliveries if delivery.fault), {})
+        )
+        run["status"] = "failed" if faults else "passed"
+        return run, bool(run["client"]["kept_up"])
+
+    def _orders(self, params: Params, requests: int) -> list[Order]:
+        """The requests of a load, each with a prompt that no other one has."""
+        orders = []
+        for number, due_ns in enumerate(due_times_ns(requests, params.rate_per_s, params.seed)):
+            nonce = secrets.token_hex(8)
+            messages = self._messages(params, nonce)
+            body = request_body(self._model, params, self._thinking, nonce, messages)
+            body.update(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+            orders.append(Order(number, json.dumps(body, ensure_ascii=False).encode(), due_ns))
+        return orders
+
     def _messages(self, params: Params, nonce: str) -> Messages:
         if params.prompt_tokens is None:
             return unique_messages(params.prompt, nonce)
@@ -212,12 +348,12 @@ class Bench:
         answer = self._client.get("/metrics")
         return (exposition.parse(answer.text) or None) if answer.status == 200 else None
 
-    def _settled(self, before: list[exposition.Sample] | None) -> list[exposition.Sample] | None:
-        """The metrics once they count the request that just ended, or the latest ones when they never do."""
+    def _settled(self, before: list[exposition.Sample] | None, requests: int = 1) -> list[exposition.Sample] | None:
+        """The metrics once they count the requests that just ended, or the latest ones when they never do."""
         after = self._metrics()
         for _attempt in range(int(SETTLE_S / 0.05)):
             ended = _delta(before, after, FINISHED)
-            if ended is None or ended >= 1:
+            if ended is None or ended >= requests:
                 break
             self._sleep(0.05)
             after = self._metrics()
@@ -232,27 +368,57 @@ def _delta(before: list[exposition.Sample] | None, after: list[exposition.Sample
     return end - (exposition.total(before, name) or 0.0)
 
 
-def cached_tokens(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
-    """Prompt tokens of this request that came from the prefix cache, by a counter of the whole engine.
+def cached_tokens(
+    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
+) -> int | None:
+    """Prompt tokens of our requests that came from the prefix cache, by a counter of the whole engine.
 
     None when the engine does not say, and when others ran meanwhile: a hit may be theirs. No hit at all is nobody's.
     """
     hits = _delta(before, after, HITS)
-    if hits is None or (hits and others_ran(before, after)):
+    if hits is None or (hits and others_ran(before, after, requests)):
         return None
     return round(hits)
 
 
-def other_requests(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> int | None:
+def _cached_of(
+    deliveries: Sequence[Delivery],
+    before: list[exposition.Sample] | None,
+    after: list[exposition.Sample] | None,
+    requests: int,
+) -> int | None:
+    """The same of a load: by the answers where each of them says it."""
+    told = [
+        delivery.trace.usage.cached_tokens if delivery.trace and delivery.trace.usage else None
+        for delivery in deliveries
+    ]
+    known = [count for count in told if count is not None]
+    return sum(known) if len(known) == len(told) else cached_tokens(before, after, requests)
+
+
+def _delivery_faults(params: Params, delivery: Delivery) -> list[str]:
+    """Why a request of a load does not count."""
+    if delivery.trace is None:
+        return [delivery.fault.message if delivery.fault else "there was no answer"]
+    # Whether it was cold is asked of the load as a whole.
+    run = {**measures.run_measures(delivery.trace), "cached_prompt_tokens": None}
+    return run_faults(params, run)
+
+
+def other_requests(
+    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
+) -> int | None:
     """Requests of others that ended meanwhile: they blur every figure taken from the metrics."""
     ended = _delta(before, after, FINISHED)
-    return None if ended is None else max(round(ended) - 1, 0)
+    return None if ended is None else max(round(ended) - requests, 0)
 
 
-def others_ran(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None) -> bool:
-    """Whether requests of others ended meanwhile, or were in flight before or after this one."""
+def others_ran(
+    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
+) -> bool:
+    """Whether requests of others ended meanwhile, or were in flight before or after ours."""
     in_flight = (exposition.total(samples or (), name) for samples in (before, after) for name in IN_FLIGHT)
-    return bool(other_requests(before, after)) or any(in_flight)
+    return bool(other_requests(before, after, requests)) or any(in_flight)
 
 
 def server_means(
@@ -275,7 +441,12 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
     good = [run for run in counted if run["status"] == "passed"]
     failed = [run for run in runs if run["status"] != "passed"]
     warnings = []
-    if any(run.get("client_cpu_share", 0) > BUSY_CLIENT_SHARE for run in good):
+    if any(not run["client"]["kept_up"] for run in good if "client" in run):
+        warnings.append(
+            "The client did not keep up with the engine: it computed for most of a run, or read late. The figures are "
+            "partly its own; run the probe where more processors are free."
+        )
+    elif any(run.get("client_cpu_share", 0) > BUSY_CLIENT_SHARE for run in good if "client" not in run):
         warnings.append("The client computed for more than half of a run: the figures are partly its own.")
     if any(run.get("busy") for run in good):
         warnings.append("Other requests ran meanwhile: the figures are those of a busy engine.")
@@ -294,9 +465,10 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
         "completion_tokens": _common(good, "completion_tokens"),
         "cached_prompt_tokens": _common(good, "cached_prompt_tokens"),
     }
-    for name, unit in (("ttft", "ms"), ("e2e", "ms"), ("tpot", "ms"), ("decode", "tok_per_s")):
+    for name, unit in SUMMED[workload.kind]:
         spread = measures.summary([run.get(f"{name}_{unit}") for run in good])
-        result[f"{name}_p50_{unit}"] = spread["p50"]
+        if workload.kind == "generation":
+            result[f"{name}_p50_{unit}"] = spread["p50"]
         result[f"{name}_{unit}"] = spread
     result["server"] = server
     result["client_cpu_share_max"] = max((run["client_cpu_share"] for run in good), default=None)
@@ -380,11 +552,14 @@ def method(workloads: Sequence[Workload]) -> dict[str, Any]:
     """How the figures were taken, for the record."""
     clock = time.get_clock_info("monotonic")
     return {
-        "client": "socle-probe (httpx, one request at a time, streamed)",
+        "client": "socle-probe (one request at a time by httpx, loads by a loop of its own; streamed)",
         "client_version": HTTPX_VERSION,
         "python": platform.python_version(),
         "clock": f"{clock.implementation}, resolution {clock.resolution:g} s",
-        "concurrency": 1,
+        "concurrency": {
+            workload.name: 1 if workload.kind == "generation" else workload.params.concurrency for workload in workloads
+        },
+        "rate_per_s": {workload.name: workload.params.rate_per_s for workload in workloads if workload.kind == "load"},
         "repeats": {workload.name: workload.repeats for workload in workloads},
         "warmups": {workload.name: workload.warmups for workload in workloads},
         "prompt_tokens": {workload.name: workload.params.prompt_tokens for workload in workloads},
@@ -394,6 +569,9 @@ def method(workloads: Sequence[Workload]) -> dict[str, Any]:
             "e2e": "t_last_token - t_sent; the usage chunk does not count",
             "tpot": "(e2e - ttft) / (completion_tokens - 1)",
             "decode": "(completion_tokens - tokens_in_first_chunk) / (t_last_token - t_first_token)",
+            "itl": "the gap between two chunks divided by the tokens that the later one brought, once for each token",
+            "output_tok_per_s": "completion tokens of all requests / (last token of any - first request sent)",
+            "goodput_per_s": "requests within the slo / the same time",
             "percentiles": "linear interpolation",
             "spread_pct": "(max - min) / p50",
         },

@@ -8,17 +8,20 @@ It never follows a proxy (trust_env=False): a proxy between probe and engine wou
 from __future__ import annotations
 
 import json
+import socket
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import (
     AnswerFault,
     ProbeError,
     TransportFault,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.load import Limits, Target
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
 
 try:
@@ -185,6 +188,31 @@ class EngineClient:
             text=self.redact(answer.text),
             elapsed_ms=round((self._clock() - started) / 1e6, 3),
         )
+
+    @property
+    def limits(self) -> Limits:
+        """The same patience, for loads."""
+        return Limits(self._timeouts.connect_s, self._timeouts.read_s, self._timeouts.whole_s)
+
+    def target(self, path: str) -> Target:
+        """Where a load sends its requests, its name looked up. Errors: ProbeError for what is not plain HTTP."""
+        url = urlsplit(self.base_url)
+        if url.scheme != "http" or not url.hostname:
+            raise ProbeError(
+                f"A load was to be sent to {self.base_url}; it goes over plain HTTP, since only there the kernel can "
+                "stamp what arrives. Give the address of the engine itself, or run workloads of kind generation."
+            )
+        try:
+            found = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise TransportFault(
+                f"The name {url.hostname} was looked up for a load and not found ({error.strerror or error}); "
+                "expected the engine's address.",
+                phase="connect",
+            ) from error
+        headers = {**_headers(self._key, True), "Accept-Encoding": "identity", "User-Agent": "socle-probe"}
+        address = found[0][4]
+        return Target((str(address[0]), int(address[1])), url.path.rstrip("/") + path, tuple(headers.items()))
 
     def stream_chat(self, body: dict[str, Any]) -> Trace:
         """A streamed chat answer with the server's usage, every chunk stamped when its bytes arrived."""

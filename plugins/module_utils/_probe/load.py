@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import struct
@@ -44,6 +45,9 @@ SLICE_NS = 500_000
 
 BACKLOG_BYTES = 32 * 1024 * 1024
 """Of what is read and not parsed. Beyond it parsing goes before reading, and the loop is late by that."""
+
+SPARE_FILES = 64
+"""What the process has open beside the streams."""
 
 PROGRESS_NS = 500_000_000
 EXCERPT = 2000
@@ -161,14 +165,16 @@ class LoadClient:
     def run(self, orders: Iterable[Order], begin_ns: int = 0) -> LoadReport:
         """Send all orders, which come in the order of their due times, and wait for what comes back.
 
-        With *begin_ns* (monotonic) the load begins then, not at once, so that several clients begin together.
+        With *begin_ns* (monotonic) the load begins then, not at once, so that several clients begin together; one
+        that comes too late for it sends late.
         """
         report = self._report
         waiting = deque(orders)
         cpu = time.process_time_ns()
-        report.began_ns = began = max(begin_ns, time.monotonic_ns())
+        report.began_ns = began = begin_ns or time.monotonic_ns()
         freed = told = checked = began
         try:
+            allow_files(self._most or len(waiting))
             self._connect_ahead(len(waiting))
             while waiting or self._active or self._inbox:
                 now = time.monotonic_ns()
@@ -220,7 +226,13 @@ class LoadClient:
 
     def _connect(self) -> _Stream:
         family = socket.AF_INET6 if ":" in self._target.address[0] else socket.AF_INET
-        handle = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            handle = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise ProbeError(
+                f"Stream {len(self._streams) + 1} of a load could not be opened ({error.strerror}); ask for fewer "
+                "streams at once, or raise the limit of open files of the user who probes."
+            ) from error
         handle.setblocking(False)
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Where the kernel refuses, the stamp is that of the read, and `stamped` tells.
@@ -416,6 +428,15 @@ class LoadClient:
         if self._streams.pop(stream.handle.fileno(), None) is not None:
             self._poll.unregister(stream.handle.fileno())
         stream.handle.close()
+
+
+def allow_files(streams: int) -> None:
+    """Raise the limit of open files as far as so many streams need and the hard limit lets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = streams + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _age_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
