@@ -212,12 +212,12 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance 
     refuse_wrong_key,
     run_suite,
 )
-from ansible_collections.socle.inference.plugins.module_utils._probe.checks import Context, Planned
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import (
     HTTPX_IMPORT_ERROR,
     EngineClient,
     Timeouts,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, Context, Outcome, Planned
+from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import EngineFault, ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome, Planned
 
 AT_ONCE = 3
 """Checks in flight: enough to overlap waiting, few enough for an engine that serves two sequences."""

@@ -9,106 +9,23 @@ an EngineFault escape: that is a failed check. Anything else that escapes is the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
-from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient, Exchange
-from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault
-from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage
-
-CHAT = "/v1/chat/completions"
-QUESTION = [{"role": "user", "content": "Which city is the capital of France? Answer in one sentence."}]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What the plan promises about the engine."""
-
-    served_names: list[str]
-    max_model_len: int | None = None
-    vllm_version: str | None = None
-    model_root: str | None = None
-    api_key_required: bool = False
-
-
-@dataclass(frozen=True)
-class Context:
-    client: EngineClient
-    planned: Planned
-
-    @property
-    def model(self) -> str:
-        return self.planned.served_names[0]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    status: str
-    expected: str
-    found: str
-    remedy: str = ""
-    evidence: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Check:
-    run: Callable[[Context, dict[str, Any]], Outcome]
-    question: str
-    params: dict[str, Any]
-    stage: int
-
-
-def _judge(right: bool, expected: str, found: str, remedy: str, *exchanges: Exchange) -> Outcome:
-    evidence = [exchange.evidence() for exchange in exchanges]
-    return Outcome("passed" if right else "failed", expected, found, remedy, evidence)
-
-
-def _chat(context: Context, max_tokens: int, **more: Any) -> dict[str, Any]:
-    return {"model": context.model, "messages": QUESTION, "max_tokens": max_tokens, "temperature": 0, **more}
-
-
-def _answered(exchange: Exchange) -> tuple[str, str | None, Usage]:
-    """Text (reasoning included), finish_reason and usage of a chat answer."""
-    if exchange.status != 200:
-        raise AnswerFault(
-            f"{exchange.method} {exchange.path} answered {exchange.status}; expected 200.", evidence=exchange.evidence()
-        )
-    body = exchange.json()
-    usage = parse_usage(body.get("usage"))
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if usage is None or not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-        what = "usage" if usage is None else "a choice with a message"
-        raise AnswerFault(
-            f"The chat answer has no {what}; expected an OpenAI chat completion.", evidence=exchange.evidence()
-        )
-    message = choice["message"]
-    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    return reasoning + (message.get("content") or ""), choice.get("finish_reason"), usage
-
-
-def _usage_faults(text: str, finish: str | None, usage: Usage, max_tokens: int) -> list[str]:
-    faults = []
-    if not text.strip():
-        faults.append("the text is empty")
-    if finish not in ("stop", "length"):
-        faults.append(f"finish_reason is {finish}")
-    if usage.prompt_tokens < 1 or usage.completion_tokens < 1:
-        faults.append("usage counts no prompt or no completion tokens")
-    if usage.total_tokens != usage.prompt_tokens + usage.completion_tokens:
-        faults.append(f"usage does not add up to {usage.total_tokens}")
-    if usage.completion_tokens > max_tokens:
-        faults.append(f"{usage.completion_tokens} tokens were generated, {max_tokens} allowed")
-    if finish == "length" and usage.completion_tokens != max_tokens:
-        faults.append(f"it stopped for length at {usage.completion_tokens} of {max_tokens} tokens")
-    return faults
-
-
-def _chat_words(text: str, finish: str | None, usage: Usage, faults: list[str]) -> str:
-    facts = f"{usage.prompt_tokens} + {usage.completion_tokens} = {usage.total_tokens} tokens, finish_reason {finish}"
-    return f"{text.strip()[:80]!r}, {facts}" + (f"; {', '.join(faults)}" if faults else "")
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_apis as apis
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
+    CHAT,
+    QUESTION,
+    Check,
+    Context,
+    Outcome,
+    answered,
+    chat_body,
+    chat_words,
+    judge,
+    usage_faults,
+)
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage
 
 
 def served_model(context: Context, params: dict[str, Any]) -> Outcome:
@@ -129,7 +46,7 @@ def served_model(context: Context, params: dict[str, Any]) -> Outcome:
         faults.append(f"max_model_len is {entry.get('max_model_len')}")
     if planned.model_root and entry and entry.get("root") != planned.model_root:
         faults.append(f"root is {entry.get('root')}")
-    return _judge(
+    return judge(
         not faults,
         f"{', '.join(planned.served_names)} with {length}"
         + (f" from {planned.model_root}" if planned.model_root else ""),
@@ -146,7 +63,7 @@ def engine_version(context: Context, params: dict[str, Any]) -> Outcome:
         return Outcome("skipped", "the planned vLLM version", "the plan names no version")
     answer = context.client.get("/version")
     version = str(answer.json().get("version")) if answer.status == 200 else f"none (status {answer.status})"
-    return _judge(
+    return judge(
         public_version(version) == public_version(planned),
         f"{public_version(planned)}; a local part such as +cpu says how it was built and does not count",
         version,
@@ -161,29 +78,29 @@ def public_version(version: str) -> str:
 
 
 def chat(context: Context, params: dict[str, Any]) -> Outcome:
-    answer = context.client.post(CHAT, _chat(context, params["max_tokens"]))
-    text, finish, usage = _answered(answer)
-    faults = _usage_faults(text, finish, usage, params["max_tokens"])
-    return _judge(
+    answer = context.client.post(CHAT, chat_body(context, params["max_tokens"]))
+    text, finish, usage = answered(answer)
+    faults = usage_faults(text, finish, usage, params["max_tokens"])
+    return judge(
         not faults,
         f"text of at most {params['max_tokens']} tokens, finish_reason stop or length, usage that adds up",
-        _chat_words(text, finish, usage, faults),
+        chat_words(text, finish, usage, faults),
         "Check the chat template and the model's files; an empty text often means a wrong template or tokeniser.",
         answer,
     )
 
 
 def chat_stream(context: Context, params: dict[str, Any]) -> Outcome:
-    body = _chat(context, params["max_tokens"])
+    body = chat_body(context, params["max_tokens"])
     trace = context.client.stream_chat(body)
     usage = trace.usage or Usage(0, 0, 0)
-    faults = _usage_faults(trace.text, trace.finish_reason, usage, params["max_tokens"])
+    faults = usage_faults(trace.text, trace.finish_reason, usage, params["max_tokens"])
     if trace.model != context.model:
         faults.append(f"the chunks name the model {trace.model}")
     if "\ufffd" in trace.text[:-1]:
         faults.append("the text holds replacement characters")
     expected = f"a stream of at most {params['max_tokens']} tokens with text, finish_reason, usage and [DONE]"
-    found = f"{trace.chunks} chunks, " + _chat_words(trace.text, trace.finish_reason, usage, faults)
+    found = f"{trace.chunks} chunks, " + chat_words(trace.text, trace.finish_reason, usage, faults)
     return Outcome(
         "failed" if faults else "passed",
         expected,
@@ -197,10 +114,10 @@ def prompt_tokens(context: Context, params: dict[str, Any]) -> Outcome:
     counted = context.client.post(
         "/tokenize", {"model": context.model, "messages": QUESTION, "add_generation_prompt": True}
     )
-    answer = context.client.post(CHAT, _chat(context, 1))
-    _text, _finish, usage = _answered(answer)
+    answer = context.client.post(CHAT, chat_body(context, 1))
+    _text, _finish, usage = answered(answer)
     count = counted.json().get("count") if counted.status == 200 else None
-    return _judge(
+    return judge(
         count is not None and count == usage.prompt_tokens,
         "the prompt tokens of a chat equal to what /tokenize counts for the same messages",
         f"/tokenize {count} (status {counted.status}), usage {usage.prompt_tokens}",
@@ -216,10 +133,10 @@ def over_long(context: Context, params: dict[str, Any]) -> Outcome:
         return Outcome("skipped", "a 400 that names the maximum", "the plan names no max_model_len")
     # No tokeniser makes fewer than one token of a word that differs from its neighbours.
     words = " ".join("abcdefghijklmnopqrstuvwxyz"[place % 26] for place in range(limit + params["margin"]))
-    body = _chat(context, 1, messages=[{"role": "user", "content": words}])
+    body = chat_body(context, 1, messages=[{"role": "user", "content": words}])
     answer = context.client.post(CHAT, body)
     named = bool(re.search(rf"(?<!\d){limit}(?!\d)", answer.text))
-    return _judge(
+    return judge(
         answer.status == 400 and named,
         f"status 400 with a text that names the maximum of {limit} tokens",
         f"status {answer.status}, the text {'names' if named else 'does not name'} {limit}: {answer.text[:200]}",
@@ -229,8 +146,8 @@ def over_long(context: Context, params: dict[str, Any]) -> Outcome:
 
 
 def unknown_model(context: Context, params: dict[str, Any]) -> Outcome:
-    answer = context.client.post(CHAT, _chat(context, 1, model=params["model"]))
-    return _judge(
+    answer = context.client.post(CHAT, chat_body(context, 1, model=params["model"]))
+    return judge(
         answer.status == 404,
         f"status 404 for the model {params['model']}",
         f"status {answer.status}: {answer.text[:200]}",
@@ -241,7 +158,7 @@ def unknown_model(context: Context, params: dict[str, Any]) -> Outcome:
 
 def broken_json(context: Context, params: dict[str, Any]) -> Outcome:
     answer = context.client.request("POST", CHAT, content='{"model": "' + context.model + '", "messages": [')
-    return _judge(
+    return judge(
         400 <= answer.status < 500,
         "a status of 400 to 499 for a body that is not JSON",
         f"status {answer.status}: {answer.text[:200]}",
@@ -254,7 +171,7 @@ def metrics(context: Context, params: dict[str, Any]) -> Outcome:
     answer = context.client.get("/metrics")
     present = exposition.families(exposition.parse(answer.text)) if answer.status == 200 else set()
     missing = [name for name in params["names"] if name not in present]
-    return _judge(
+    return judge(
         answer.status == 200 and not missing and bool(params["names"]),
         f"{len(params['names'])} metrics: {', '.join(params['names'])}",
         f"status {answer.status}, {len(present)} names" + (f"; missing {', '.join(missing)}" if missing else ""),
@@ -273,7 +190,7 @@ def api_key(context: Context, params: dict[str, Any]) -> Outcome:
         context.client.get("/v1/models"),
     ]
     without, wrong, right = (answer.status for answer in answers)
-    return _judge(
+    return judge(
         (without, wrong, right) == (401, 401, 200),
         expected,
         f"{without} without a key, {wrong} with a wrong key, {right} with the right one",
@@ -286,13 +203,13 @@ def api_key(context: Context, params: dict[str, Any]) -> Outcome:
 
 def alive(context: Context, params: dict[str, Any]) -> Outcome:
     health = context.client.get("/health")
-    answer = context.client.post(CHAT, _chat(context, params["max_tokens"]))
-    text, finish, usage = _answered(answer)
-    faults = _usage_faults(text, finish, usage, params["max_tokens"])
-    return _judge(
+    answer = context.client.post(CHAT, chat_body(context, params["max_tokens"]))
+    text, finish, usage = answered(answer)
+    faults = usage_faults(text, finish, usage, params["max_tokens"])
+    return judge(
         health.status == 200 and not faults,
         "after all other checks: /health 200 and another chat answered",
-        f"/health {health.status}, " + _chat_words(text, finish, usage, faults),
+        f"/health {health.status}, " + chat_words(text, finish, usage, faults),
         "One of the bad requests before harmed the engine: look at the unit's log.",
         health,
         answer,
@@ -308,7 +225,16 @@ CHECKS: dict[str, Check] = {
     "over_long": Check(over_long, "A request that is too long is a 400 that names the maximum", {"margin": 16}, 1),
     "unknown_model": Check(unknown_model, "An unknown model is a 404", {"model": "socle-no-such-model"}, 1),
     "broken_json": Check(broken_json, "A body that is not JSON is the client's fault", {}, 1),
-    "metrics": Check(metrics, "/metrics has the core names", {"names": []}, 2),
+    "messages": Check(apis.messages, "The Anthropic API answers a chat", {"max_tokens": 8}, 1),
+    "messages_stream": Check(apis.messages_stream, "The Anthropic API streams a chat", {"max_tokens": 8}, 1),
+    "responses": Check(apis.responses, "The Responses API answers a chat", {"max_tokens": 8}, 1),
+    "responses_stream": Check(apis.responses_stream, "The Responses API streams a chat", {"max_tokens": 8}, 1),
+    "system_prompt": Check(apis.system_prompt, "A system prompt reaches the model by each API", {}, 1),
+    "stop": Check(apis.stop, "Generation ends where a stop string would come", {"max_tokens": 24}, 1),
+    "api_errors": Check(apis.api_errors, "Each API refuses what is wrong as the client's fault", {}, 1),
+    "unicode": Check(apis.unicode_text, "Text of any script passes unchanged", {"text": apis.SCRIPTS}, 1),
+    "repeatable": Check(apis.repeatable, "The same request has the same answer", {"max_tokens": 16, "seed": 7}, 2),
+    "metrics": Check(metrics, "/metrics has the core names", {"names": []}, 3),
     "api_key": Check(api_key, "The API key is enforced", {}, 1),
-    "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 2),
+    "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 3),
 }

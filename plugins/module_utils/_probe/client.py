@@ -22,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.errors impo
     TransportFault,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.load import Limits, Target
+from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
 
 try:
@@ -241,6 +242,30 @@ class EngineClient:
         except (httpx.RequestError, httpx.InvalidURL) as error:
             raise _fault(error, "POST", self.base_url + path) from error
         return reader.finish()
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[Event]:
+        """All events of a streamed answer of any API, in their order."""
+        content = json.dumps({**body, "stream": True}, ensure_ascii=False).encode()
+        began = self._clock()
+        reader, events = EventReader(), []
+        try:
+            with self._http.stream("POST", path, content=content, headers=_headers(self._key, True)) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise AnswerFault(
+                        f"A streamed POST {path} was answered with status {answer.status_code}; expected 200.",
+                        status=answer.status_code,
+                        excerpt=self.redact(answer.text)[:ANSWER_EXCERPT],
+                    )
+                for chunk in answer.iter_raw():
+                    events += reader.feed(chunk)
+                    if self._clock() - began > self._timeouts.whole_s * 1e9:
+                        raise TransportFault(
+                            f"A streamed POST {path} was not over after {self._timeouts.whole_s:g} s.", phase="deadline"
+                        )
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise _fault(error, "POST", self.base_url + path) from error
+        return events
 
 
 def _headers(key: str | None, has_body: bool) -> dict[str, str]:

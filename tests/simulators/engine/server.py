@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The double itself: OpenAI chat, /v1/models, /tokenize, /version, /health and /metrics on a thread each."""
+"""The double itself: three APIs, /v1/models, /tokenize, /version, /health and /metrics on a thread each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.simulators.engine import apis
 
 FAULTS = {
     "wrong_model_id": "another model is served",
@@ -36,6 +38,24 @@ FAULTS = {
     "refuses_key": "the right key is refused",
     "few_tokens": "half the tokens that were asked for",
     "cache_ignores_salt": "the prefix cache hits whatever the salt",
+    "messages_missing": "/v1/messages is a 404",
+    "messages_empty": "/v1/messages answers without text",
+    "messages_block_open": "a streamed message leaves its block open",
+    "messages_no_stop": "a streamed message has no message_stop",
+    "messages_error": "an error comes inside a streamed message",
+    "responses_missing": "/v1/responses is a 404",
+    "responses_usage_off": "the usage of /v1/responses does not add up",
+    "responses_delta_lost": "a delta of a streamed response is missing",
+    "responses_number_gap": "a sequence number of a streamed response is missing",
+    "responses_no_end": "a streamed response is not closed",
+    "system_dropped": "system prompts of messages and responses are dropped",
+    "stop_ignored": "stop strings are ignored",
+    "stop_unnamed": "the stop string that ended an answer is not named",
+    "wrong_types_500": "a field of a wrong type is a 500",
+    "wrong_types_pass": "a field of a wrong type passes",
+    "random_answers": "no two answers are equal",
+    "seed_ignored": "with a temperature no two answers are equal",
+    "text_damaged": "characters of four bytes are replaced",
 }
 
 STALLS = {
@@ -176,12 +196,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path == "/tokenize":
             self._json(200, {"count": count_tokens(body["messages"]) + self._faulty("tokenize_off"), "tokens": []})
-        elif self.path in ("/v1/chat/completions", "/v1/completions"):
+        elif self.path in (*apis.LIMITS, "/v1/completions"):
             self._hang("frozen_core", "asleep")
             if self._faulty("fails_tokens"):
                 self._error(500, "Internal Server Error")
             else:
-                self._generate(body)
+                self._asked(body)
         else:
             self._error(404, "Not Found")
 
@@ -221,6 +241,26 @@ class _Handler(BaseHTTPRequestHandler):
             "max_model_len": length // 2 if self._faulty("wrong_length") else length,
         }
 
+    def _asked(self, body: Any) -> None:
+        """A request for tokens, by any API."""
+        missing = {"/v1/messages": "messages_missing", "/v1/responses": "responses_missing"}.get(self.path)
+        if missing and self._faulty(missing):
+            self._error(404, "Not Found")
+            return
+        if self.path in apis.LIMITS:
+            wrong = apis.wrong_field(self.path, body)
+            if wrong and self._faulty("wrong_types_500"):
+                self._error(500, "Internal Server Error")
+                return
+            if wrong and self._faulty("wrong_types_pass"):
+                self._json(200, {})
+                return
+            if wrong:
+                self._error(400, f"{wrong}: Input should be valid")
+                return
+            body = apis.as_chat(self.path, body, self._faulty)
+        self._generate(body)
+
     def _generate(self, body: dict[str, Any]) -> None:
         if "prompt" in body:
             body = {**body, "messages": [{"role": "user", "content": body["prompt"]}]}
@@ -259,24 +299,78 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._note_prefix(body, prompt)
         tokens = body["max_tokens"] // 2 if self._faulty("few_tokens") else body["max_tokens"]
-        words = [] if self._faulty("empty_text") else [TEXT[place % len(TEXT)] + " " for place in range(tokens)]
+        words = self._words(body, tokens)
+        finish, stop = "length", None
+        text = "".join(words)
+        if body.get("stop") and body["stop"][0] in text and not self._faulty("stop_ignored"):
+            finish, stop = "stop", body["stop"][0]
+            words = [text.partition(stop)[0]]
+            tokens = 1
+        if self.path in ("/v1/messages", "/v1/responses"):
+            self._other_api(body, prompt, tokens, words, finish, stop)
+            return
         started = time.monotonic()
         if body.get("stream"):
             first_s = self._stream(body, prompt, tokens, words)
         else:
             time.sleep(self.behaviour.ttft_s + self.behaviour.itl_s * (tokens - 1))
             first_s = self.behaviour.ttft_s
-            message = {"role": "assistant", "content": "".join(words)}
-            answer: dict[str, Any] = {
-                "model": self.behaviour.model,
-                "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
-            }
+            choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "stop_reason": self._named(stop)}
+            if "prompt" in body:
+                choice["text"] = self._echo(body) + "".join(words)
+            else:
+                choice["message"] = {"role": "assistant", "content": "".join(words)}
+            answer: dict[str, Any] = {"model": self.behaviour.model, "choices": [choice]}
             if not self._faulty("no_usage"):
                 answer["usage"] = self._usage(prompt, tokens)
             self._count(prompt, tokens, first_s, time.monotonic() - started)
             self._json(200, answer)
             return
         self._count(prompt, tokens, first_s, time.monotonic() - started)
+
+    def _words(self, body: dict[str, Any], tokens: int) -> list[str]:
+        if self._faulty("empty_text") or (self._faulty("messages_empty") and self.path == "/v1/messages"):
+            return []
+        random = self._faulty("random_answers") or (self._faulty("seed_ignored") and body.get("temperature"))
+        first = self.state.finished if random else 0
+        return [TEXT[(first + place) % len(TEXT)] + " " for place in range(tokens)]
+
+    def _named(self, stop: str | None) -> str | None:
+        return None if self._faulty("stop_unnamed") else stop
+
+    def _echo(self, body: dict[str, Any]) -> str:
+        """The prompt, where it is asked back."""
+        text = str(body["prompt"]) if body.get("echo") else ""
+        return (
+            "".join("\ufffd" if ord(each) > 0xFFFF else each for each in text) if self._faulty("text_damaged") else text
+        )
+
+    def _other_api(
+        self, body: dict[str, Any], prompt: int, tokens: int, words: list[str], finish: str, stop: str | None
+    ) -> None:
+        """Anthropic's, or the responses of OpenAI."""
+        model, text = self.behaviour.model, "".join(words)
+        time.sleep(self.behaviour.ttft_s + self.behaviour.itl_s * (tokens - 1))
+        self._count(prompt, tokens, self.behaviour.ttft_s, self.behaviour.ttft_s + self.behaviour.itl_s * (tokens - 1))
+        if self.path == "/v1/messages":
+            answer = apis.messages_answer(model, text, finish, self._named(stop), prompt, tokens)
+            events = apis.messages_events(answer, words, self._faulty)
+            if self._faulty("messages_error"):
+                events.insert(4, {"type": "error", "error": {"message": "EngineCore encountered an issue"}})
+        else:
+            answer = apis.responses_answer(model, text, finish, prompt, tokens)
+            answer["usage"]["total_tokens"] += self._faulty("responses_usage_off")
+            events = apis.responses_events(answer, words, self._faulty)
+        if not body.get("stream"):
+            self._json(200, answer)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for event in events:
+            self._event(event, event["type"])
+        self._write(b"")
 
     def _note_prefix(self, body: dict[str, Any], prompt: int) -> None:
         salt = "" if self._faulty("cache_ignores_salt") else str(body.get("cache_salt", ""))
@@ -342,8 +436,9 @@ class _Handler(BaseHTTPRequestHandler):
         }
         return {**chunk, "usage": usage} if usage else chunk
 
-    def _event(self, body: dict[str, Any]) -> None:
-        data = f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
+    def _event(self, body: dict[str, Any], name: str | None = None) -> None:
+        named = f"event: {name}\n" if name else ""
+        data = f"{named}data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
         wide = next((place for place, byte in enumerate(data) if byte >= 0xC0), None)
         if wide is None or not self.behaviour.cut_characters:
             self._write(data)

@@ -1,0 +1,312 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The three APIs of an engine in one shape: how each is asked, and what it answers. Private to socle.inference.
+
+  chat       POST /v1/chat/completions, OpenAI
+  messages   POST /v1/messages, Anthropic; https://docs.anthropic.com/en/api/messages-streaming
+  responses  POST /v1/responses, OpenAI; https://platform.openai.com/docs/api-reference/responses-streaming
+
+What an answer lacks, or says twice in two ways, is a fault by name: clients break on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage
+
+STOP, LENGTH, OTHER = "stop", "length", "other"
+
+
+@dataclass
+class Reply:
+    """One answer, whatever the API. *faults* are what it should not be."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish: str | None = None
+    """stop, length, or the API's own word where it is neither."""
+    stop_sequence: str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, whatever the API."""
+
+    content: str
+    max_tokens: int
+    system: str | None = None
+    stop: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the same name in every API: temperature, seed, cache_salt."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    name: str
+    path: str
+    ask: Callable[[str, Question], dict[str, Any]]
+    """The body of a request, from the model's name and the question."""
+    read: Callable[[Mapping[str, Any]], Reply]
+    """The answer that is not streamed."""
+    follow: Callable[[Sequence[Event]], Reply]
+    """The streamed answer, from all of its events."""
+    closing: str
+    """The type, or the data, of the event after which nothing more comes."""
+
+
+def _ask_chat(model: str, question: Question) -> dict[str, Any]:
+    system = [{"role": "system", "content": question.system}] if question.system is not None else []
+    body = {
+        "model": model,
+        "messages": [*system, {"role": "user", "content": question.content}],
+        "max_tokens": question.max_tokens,
+        **question.options,
+    }
+    if question.stop is not None:
+        body["stop"] = [question.stop]
+    return body
+
+
+def _ask_messages(model: str, question: Question) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question.content}],
+        "max_tokens": question.max_tokens,
+        **question.options,
+    }
+    if question.system is not None:
+        body["system"] = question.system
+    if question.stop is not None:
+        body["stop_sequences"] = [question.stop]
+    return body
+
+
+def _ask_responses(model: str, question: Question) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "input": question.content,
+        "max_output_tokens": question.max_tokens,
+        "store": False,
+        **question.options,
+    }
+    if question.system is not None:
+        body["instructions"] = question.system
+    return body
+
+
+def _read_chat(body: Mapping[str, Any]) -> Reply:
+    reply = Reply(model=_word(body.get("model")), usage=parse_usage(body.get("usage")))
+    choice = _first(body.get("choices"))
+    message = _map(choice.get("message"))
+    if not message:
+        reply.faults.append("there is no choice with a message")
+        return reply
+    reply.text = _text(message.get("content"))
+    reply.reasoning = _text(message.get("reasoning") or message.get("reasoning_content"))
+    reply.finish = _word(choice.get("finish_reason"))
+    reply.stop_sequence = _word(choice.get("stop_reason"))
+    return _checked(reply)
+
+
+def _follow_chat(events: Sequence[Event]) -> Reply:
+    reply = Reply()
+    bodies = _bodies(events, reply, skip="[DONE]")
+    for body in bodies:
+        reply.model = _word(body.get("model")) or reply.model
+        choice = _first(body.get("choices"))
+        if not choice:
+            reply.usage = parse_usage(body.get("usage")) or reply.usage
+            continue
+        delta = _map(choice.get("delta"))
+        reply.text += _text(delta.get("content"))
+        reply.reasoning += _text(delta.get("reasoning") or delta.get("reasoning_content"))
+        reply.finish = _word(choice.get("finish_reason")) or reply.finish
+        reply.stop_sequence = _word(choice.get("stop_reason")) or reply.stop_sequence
+    return _checked(reply)
+
+
+_MESSAGES_FINISH = {"end_turn": STOP, "stop_sequence": STOP, "max_tokens": LENGTH}
+
+
+def _messages_usage(raw: Any) -> Usage | None:
+    """Anthropic's usage has no total."""
+    counts = _counts(raw, "input_tokens", "output_tokens")
+    return Usage(counts[0], counts[1], counts[0] + counts[1]) if counts else None
+
+
+def _read_messages(body: Mapping[str, Any]) -> Reply:
+    reply = Reply(model=_word(body.get("model")), usage=_messages_usage(body.get("usage")))
+    if body.get("type") != "message" or body.get("role") != "assistant":
+        reply.faults.append(f"it is a {body.get('type')} of {body.get('role')}, not a message of assistant")
+    for block in _maps(body.get("content")):
+        reply.text += _text(block.get("text")) if block.get("type") == "text" else ""
+        reply.reasoning += _text(block.get("thinking")) if block.get("type") == "thinking" else ""
+    reason = _word(body.get("stop_reason"))
+    reply.finish = _MESSAGES_FINISH.get(reason or "", reason)
+    reply.stop_sequence = _word(body.get("stop_sequence"))
+    if (reason == "stop_sequence") != (reply.stop_sequence is not None):
+        reply.faults.append(f"stop_reason is {reason} and stop_sequence {reply.stop_sequence!r}")
+    return _checked(reply)
+
+
+def _follow_messages(events: Sequence[Event]) -> Reply:
+    reply = Reply()
+    order = []
+    blocks: dict[int, str] = {}
+    for body in _bodies(events, reply):
+        kind = str(body.get("type"))
+        order.append(kind)
+        index = body.get("index")
+        if kind == "message_start":
+            reply.model = _word(_map(body.get("message")).get("model"))
+        elif kind == "content_block_start":
+            if index in blocks:
+                reply.faults.append(f"block {index} begins twice")
+            blocks[int(index or 0)] = str(_map(body.get("content_block")).get("type"))
+        elif kind == "content_block_delta":
+            delta = _map(body.get("delta"))
+            fits = {"text": "text_delta", "thinking": "thinking_delta"}.get(blocks.get(int(index or 0), ""))
+            if delta.get("type") not in (fits, "signature_delta"):
+                reply.faults.append(f"a {delta.get('type')} is in block {index} of type {blocks.get(int(index or 0))}")
+            reply.text += _text(delta.get("text"))
+            reply.reasoning += _text(delta.get("thinking"))
+        elif kind == "message_delta":
+            reason = _word(_map(body.get("delta")).get("stop_reason"))
+            reply.finish = _MESSAGES_FINISH.get(reason or "", reason)
+            reply.stop_sequence = _word(_map(body.get("delta")).get("stop_sequence"))
+            reply.usage = _messages_usage(body.get("usage")) or reply.usage
+    order = [kind for kind in order if kind != "ping"]
+    if order[:1] != ["message_start"] or order[-2:] != ["message_delta", "message_stop"]:
+        reply.faults.append(f"its events begin with {', '.join(order[:1])} and end with {', '.join(order[-2:])}")
+    if order.count("content_block_start") != order.count("content_block_stop"):
+        reply.faults.append("a block has no end")
+    return _checked(reply)
+
+
+def _responses_usage(raw: Any) -> Usage | None:
+    counts = _counts(raw, "input_tokens", "output_tokens", "total_tokens")
+    return Usage(counts[0], counts[1], counts[2]) if counts else None
+
+
+def _read_responses(body: Mapping[str, Any]) -> Reply:
+    reply = Reply(model=_word(body.get("model")), usage=_responses_usage(body.get("usage")))
+    if body.get("object") != "response":
+        reply.faults.append(f"its object is {body.get('object')}, not response")
+    for item in _maps(body.get("output")):
+        for part in _maps(item.get("content")):
+            text = _text(part.get("text"))
+            if item.get("type") == "message" and part.get("type") == "output_text":
+                reply.text += text
+            elif item.get("type") == "reasoning":
+                reply.reasoning += text
+    status, reason = body.get("status"), _map(body.get("incomplete_details")).get("reason")
+    if status == "completed":
+        reply.finish = STOP
+    elif reason == "max_output_tokens":
+        reply.finish = LENGTH
+    else:
+        reply.finish = f"{status} ({reason})"
+    return _checked(reply)
+
+
+def _follow_responses(events: Sequence[Event]) -> Reply:
+    gathered = Reply()
+    text, done, reasoning, numbers, final = "", None, "", [], None
+    for body in _bodies(events, gathered):
+        kind = str(body.get("type"))
+        numbers.append(body.get("sequence_number"))
+        if kind == "response.output_text.delta":
+            text += _text(body.get("delta"))
+        elif kind == "response.output_text.done":
+            done = _text(body.get("text"))
+        elif kind in ("response.reasoning_text.delta", "response.reasoning.delta"):
+            reasoning += _text(body.get("delta"))
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            final = _map(body.get("response"))
+    if numbers != list(range(len(numbers))):
+        gathered.faults.append("the sequence numbers of its events have gaps")
+    if final is None:
+        gathered.faults.append("no event closes it")
+        return gathered
+    reply = _read_responses(final)
+    reply.faults = gathered.faults + reply.faults
+    if reply.text != text or done not in (None, text):
+        reply.faults.append(f"its deltas say {text[:40]!r}, and its end {reply.text[:40]!r}")
+    reply.reasoning = reply.reasoning or reasoning
+    return reply
+
+
+def _checked(reply: Reply) -> Reply:
+    """What no answer of any API may lack."""
+    if reply.usage is None:
+        reply.faults.append("it has no usage")
+    if reply.model is None:
+        reply.faults.append("it names no model")
+    if "\ufffd" in (reply.text + reply.reasoning)[:-1]:
+        reply.faults.append("its text holds replacement characters")
+    return reply
+
+
+def _bodies(events: Sequence[Event], reply: Reply, skip: str | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of the events; anything else is a fault, and so is an event that names another type."""
+    bodies = []
+    for event in events:
+        if event.data == skip:
+            continue
+        try:
+            body = json.loads(event.data)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            reply.faults.append(f"an event is no JSON object: {event.data[:80]!r}")
+            continue
+        if event.type == "error" or body.get("error"):
+            reply.faults.append(f"an error is inside the stream: {event.data[:200]}")
+        elif event.type not in ("message", body.get("type")):
+            reply.faults.append(f"an event is called {event.type} and is a {body.get('type')}")
+        bodies.append(body)
+    return bodies
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def _first(value: Any) -> Mapping[str, Any]:
+    return next(iter(_maps(value)), {})
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _counts(raw: Any, *names: str) -> list[int] | None:
+    """Whole numbers of an object; None where one is missing or something else."""
+    found = [_map(raw).get(name) for name in names]
+    counts = [each for each in found if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
+    return counts if len(counts) == len(found) else None
+
+
+DIALECTS = {
+    "chat": Dialect("chat", "/v1/chat/completions", _ask_chat, _read_chat, _follow_chat, "[DONE]"),
+    "messages": Dialect("messages", "/v1/messages", _ask_messages, _read_messages, _follow_messages, "message_stop"),
+    "responses": Dialect(
+        "responses", "/v1/responses", _ask_responses, _read_responses, _follow_responses, "response.completed"
+    ),
+}
