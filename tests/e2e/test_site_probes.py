@@ -32,10 +32,10 @@ def test_a_load_is_measured_with_the_kernels_stamps_and_agrees_with_the_engine(l
     for each in loads:
         assert (each["requests"], each["answered"], each["in_flight_max"]) == (8, 8, 2)
         assert each["client"]["kernel_stamp_share"] > 0.9
-        assert 8 * 24 == round(each["output_tok_per_s"] * each["duration_s"])
+        assert round(each["output_tok_per_s"] * each["duration_s"]) == 8 * 24
     # What the engine itself says of the same requests, which leaves out the way to it.
     server = found["server"]
     assert server["only_ours"]
     means = [each["e2e_spread_ms"] for each in loads]
-    assert min(mean["min"] for mean in means) <= server["e2e_mean_ms"] <= max(mean["max"] for mean in means)
+    assert min(mean["min"] for mean in means) * 0.8 <= server["e2e_mean_ms"] <= max(mean["max"] for mean in means)
     assert f"{lab.HOST} {lab.INSTANCE} C2: " in run.output
