@@ -109,9 +109,8 @@ def main() -> None:
             f"{percentile(report.lags_ns, 0.99) / 1e6:>12.3f}{shared:>8}{report.cpu_ns / 1000 / chunks:>10.1f}{met:>8}",
             flush=True,
         )
-    print(
-        f"memory of the client and this benchmark at its most: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
-    )
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"memory of the client and this benchmark at its most: {most:.0f} MiB")
     print(describe_machine(1))
 
 
