@@ -66,7 +66,7 @@ def load_measures(reports: Sequence[LoadReport], slo: Mapping[str, float]) -> di
     if not traces:
         return {**run, "client": client_figures(reports, deliveries)}
     first = min(trace.sent_ns for trace in traces)
-    seconds = (max(trace.marks[-1].at_ns for trace in traces) - first) / 1e9
+    seconds = (max(trace.marks.at_ns[-1] for trace in traces) - first) / 1e9
     gaps = [measures.token_gaps_ns(trace) for trace in traces]
     tokens = sum(measures.completion_tokens(trace) for trace in traces)
     ends = [measures.e2e_ns(trace) for trace in traces]
@@ -117,7 +117,7 @@ def client_figures(reports: Sequence[LoadReport], deliveries: Sequence[Delivery]
 
 def most_at_once(traces: Sequence[Trace]) -> int:
     """The most requests that were under way at one moment, as the client saw it."""
-    steps = [(trace.sent_ns, 1) for trace in traces] + [(trace.marks[-1].at_ns, -1) for trace in traces]
+    steps = [(trace.sent_ns, 1) for trace in traces] + [(trace.marks.at_ns[-1], -1) for trace in traces]
     running = most = 0
     for _at, step in sorted(steps):
         running += step

@@ -28,11 +28,11 @@ NEAR_ZERO_NS = 200_000
 
 
 def ttft_ns(trace: Trace) -> int:
-    return trace.marks[0].at_ns - trace.sent_ns
+    return trace.marks.at_ns[0] - trace.sent_ns
 
 
 def e2e_ns(trace: Trace) -> int:
-    return trace.marks[-1].at_ns - trace.sent_ns
+    return trace.marks.at_ns[-1] - trace.sent_ns
 
 
 def completion_tokens(trace: Trace) -> int:
@@ -47,7 +47,7 @@ def tpot_ns(trace: Trace) -> float | None:
 
 def decode_tok_per_s(trace: Trace) -> float | None:
     """None when everything arrived at once: a rate over no time is no rate."""
-    elapsed = trace.marks[-1].at_ns - trace.marks[0].at_ns
+    elapsed = trace.marks.at_ns[-1] - trace.marks.at_ns[0]
     tokens = completion_tokens(trace) - (trace.marks[0].tokens or 1)
     return tokens * 1e9 / elapsed if elapsed > 0 and tokens > 0 else None
 

@@ -13,7 +13,7 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
@@ -48,11 +48,8 @@ class Marks(Sequence[Mark]):
     def __len__(self) -> int:
         return len(self.at_ns)
 
-    @overload
-    def __getitem__(self, place: int) -> Mark: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Mark]: ...
-    def __getitem__(self, place: int | slice) -> Mark | Sequence[Mark]:
+    def __getitem__(self, place: Any) -> Any:
+        """One mark, or a list of them for a slice."""
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         tokens = self._tokens[place]
