@@ -348,3 +348,17 @@ def test_a_driver_whose_version_is_no_number_is_told_as_it_is(version: str) -> N
     facts["driver"]["version"] = version
     (told,) = errors("a800-1", "agents", facts=facts)
     assert f"has NVIDIA driver {version[:7]}" in told and "525 or newer" in told and len(told) < 300
+
+
+@pytest.mark.parametrize(
+    ("instance", "changes", "tokens"),
+    [
+        ("agents-fp8", {}, 3210165),
+        ("agents", {"model": "qwen3.6-35b-a3b", "profile": "mtp", "flags": {"kv-cache-dtype": None}}, 3528861),
+    ],
+)
+def test_the_documentation_compares_what_plans_tell_with_the_reports(
+    instance: str, changes: dict[str, Any], tokens: int
+) -> None:
+    assert real("a800-1", instance, **changes)["capacity"]["kv_tokens"] == tokens
+    assert f"{tokens:,}" in (COLLECTION / "docs/capacity.md").read_text(encoding="utf-8")
