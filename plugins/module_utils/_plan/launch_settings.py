@@ -237,14 +237,20 @@ def _flashinfer(flags: Mapping[str, Any], product: str) -> bool:
 
 def _uncompiled(flags: Mapping[str, Any]) -> bool:
     """Level 0 of optimization leaves compilation and graphs out (config/vllm.py), mode 0 of compilation the former."""
-    mode = str(_map(flags.get("compilation-config")).get("mode", "")).upper()
+    mode = _mode(flags, "mode")
     return bool(flags.get("enforce-eager")) or _level(flags) == "0" or mode in ("0", "NONE")
 
 
 def _pieces_alone(flags: Mapping[str, Any]) -> bool:
     """Whether flags ask for graphs of pieces only: level 1 of optimization does, or the mode of graphs itself."""
-    mode = str(_map(flags.get("compilation-config")).get("cudagraph_mode", "")).upper()
+    mode = _mode(flags, "cudagraph_mode")
     return mode in ("1", "PIECEWISE") or (not mode and _level(flags) == "1")
+
+
+def _mode(flags: Mapping[str, Any], key: str) -> str:
+    """A mode of compilation-config in capitals, by its name or number; "" where null or nothing leaves it alone."""
+    found = _map(flags.get("compilation-config")).get(key)
+    return "" if found is None else str(found).upper()
 
 
 def _level(flags: Mapping[str, Any]) -> str:
@@ -275,7 +281,8 @@ def batch_sizes(
     """(max-num-batched-tokens, max-num-seqs) of the API server: as given, or its own by GPU and other flags.
 
     None where neither is known: *memory_mib* is None on a host without a GPU, and *a100* tells what a GPU is called.
-    Read in engine/arg_utils.py of vLLM 0.19.1 to 0.33.0.
+    By GPU as read in engine/arg_utils.py of vLLM 0.19.1 to 0.33.0; how they follow from each other and from other flags
+    was read in recent versions of it alone.
     """
     given, given_seqs = parse_size(flags.get("max-num-batched-tokens")), parse_size(flags.get("max-num-seqs"))
     if memory_mib is None:
@@ -308,7 +315,7 @@ def _map(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, Mapping) else {}
 
