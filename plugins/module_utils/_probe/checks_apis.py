@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.dialects im
     Question,
     Reply,
 )
-from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, TransportFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
     QUESTION,
     Context,
@@ -194,7 +194,12 @@ def api_errors(context: Context, params: dict[str, Any]) -> Outcome:
         }
         for what, (body, right_status) in wrong.items():
             asked += 1
-            answer = context.client.post(dialect.path, body)
+            try:
+                answer = context.client.post(dialect.path, body)
+            except TransportFault as fault:
+                # What came before may have closed the connection; the other requests still tell.
+                faults.append(f"{dialect.name} with {what}: no answer ({fault.phase})")
+                continue
             if answer.status not in right_status:
                 answers.append(answer)
                 expected = " or ".join(map(str, right_status))

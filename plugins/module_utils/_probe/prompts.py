@@ -20,44 +20,93 @@ _TEXT = """
 """
 WORDS = _TEXT.split()
 
-ATTEMPTS = 16
+FILLERS = (" a", " 1", "!", "\n", " x", ".")
+"""What closes the last gap: in most vocabularies one of these is one token more each time it is repeated."""
+
+NEAR = 8
+"""Tokens that fillers have to close; beyond it another number of words is tried first."""
+
+ATTEMPTS = 24
 
 Messages = list[dict[str, Any]]
 
 
-def unique_messages(text: str, nonce: str, words: int = 0, choice: int = 0) -> Messages:
-    """One user message: *nonce* first (so that no prefix is shared), filler words of the *choice*-th kind, *text*."""
-    choose = random.Random(f"{nonce} {choice}")
-    filler = " ".join(choose.choice(WORDS) for _word in range(words))
+def unique_messages(text: str, nonce: str, words: int = 0, tail: str = "") -> Messages:
+    """One user message: *nonce* first (so that no prefix is shared), so many filler words and *tail*, *text*."""
+    choose = random.Random(nonce)
+    filler = " ".join(choose.choice(WORDS) for _word in range(words)) + tail
     return [{"role": "user", "content": "\n".join(part for part in (f"[{nonce}]", filler, text) if part)}]
 
 
 def messages_of_length(text: str, nonce: str, tokens: int, count: Callable[[Messages], int]) -> Messages:
-    """Messages that *count* (the server's /tokenize) finds to be exactly *tokens* long, template included."""
-    messages = unique_messages(text, nonce)
-    base = found = count(messages)
-    counts = [base]
-    if found == tokens:
+    """Messages that *count* (the server's /tokenize) finds to be exactly *tokens* long, template included.
+
+    As many words as are not too long, whatever each takes, and then fillers of one token.
+    """
+    counts: list[int] = []
+
+    def counted(words: int, tail: str = "") -> tuple[Messages, int]:
+        messages = unique_messages(text, nonce, words, tail)
+        counts.append(count(messages))
+        return messages, counts[-1]
+
+    messages, base = counted(0)
+    if base == tokens:
         return messages
-    if found > tokens:
+    if base > tokens:
         raise ProbeError(
-            f"A prompt of {tokens} tokens was asked for, but question and template alone take {found}.",
-            prompt_tokens_min=found,
+            f"A prompt of {tokens} tokens was asked for, but question and template alone take {base}.",
+            prompt_tokens_min=base,
         )
-    words, per_word, tried = 0, 1.0, {0}
-    for attempt in range(ATTEMPTS):
-        step = round((tokens - found) / per_word) or (1 if tokens > found else -1)
-        words = max(words + step, 1)
-        # Where one word more is too much and one less too little, other words are tried.
-        messages = unique_messages(text, nonce, words, choice=attempt if words in tried else 0)
-        tried.add(words)
-        found = count(messages)
-        counts.append(found)
-        if found == tokens:
+    short, length = 0, base
+    """The most words so far that are not too long, and what they take."""
+    long: int | None = None
+    per_word = 1.0
+    while len(counts) < ATTEMPTS:
+        left = tokens - length
+        if left <= NEAR or long == short + 1:
+            found = _filled(counted, short, length, tokens, ATTEMPTS - len(counts))
+            if found is not None:
+                return found
+            # Fewer words leave another gap, which another filler may close.
+            if short == 0:
+                break
+            long, short = short, short - 1
+            _messages, length = counted(short)
+            if length == tokens:
+                return _messages
+            continue
+        words = short + max(int(left / per_word), 1)
+        if long is not None:
+            words = min(words, long - 1)
+        messages, found_length = counted(words)
+        if found_length == tokens:
             return messages
-        per_word = max((found - base) / words, 0.5)
+        per_word = max((found_length - base) / words, 0.5)
+        if found_length < tokens:
+            short, length = words, found_length
+        else:
+            long = words
     raise ProbeError(
-        f"No prompt of exactly {tokens} tokens was found in {ATTEMPTS} attempts; the counts were {counts}. "
+        f"No prompt of exactly {tokens} tokens was found in {len(counts)} attempts; the counts were {counts}. "
         "Ask for a slightly different length.",
         counts=counts,
     )
+
+
+def _filled(
+    counted: Callable[[int, str], tuple[Messages, int]], words: int, length: int, tokens: int, attempts: int
+) -> Messages | None:
+    """The words with fillers that make up what is missing; None where no filler does."""
+    left = tokens - length
+    for filler in FILLERS[: max(attempts, 0)]:
+        messages, found = counted(words, filler * left)
+        if found == tokens:
+            return messages
+        each, rest = divmod(found - length, left)
+        # A filler of two tokens closes an even gap.
+        if each > 1 and not rest and not left % each:
+            messages, found = counted(words, filler * (left // each))
+            if found == tokens:
+                return messages
+    return None

@@ -53,6 +53,7 @@ FAULTS = {
     "stop_unnamed": "the stop string that ended an answer is not named",
     "wrong_types_500": "a field of a wrong type is a 500",
     "wrong_types_pass": "a field of a wrong type passes",
+    "wrong_types_hang_up": "a field of a wrong type closes the connection without an answer",
     "random_answers": "no two answers are equal",
     "seed_ignored": "with a temperature no two answers are equal",
     "text_damaged": "characters of four bytes are replaced",
@@ -251,6 +252,10 @@ class _Handler(BaseHTTPRequestHandler):
             wrong = apis.wrong_field(self.path, body)
             if wrong and self._faulty("wrong_types_500"):
                 self._error(500, "Internal Server Error")
+                return
+            if wrong and self._faulty("wrong_types_hang_up"):
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
                 return
             if wrong and self._faulty("wrong_types_pass"):
                 self._json(200, {})

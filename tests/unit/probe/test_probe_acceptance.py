@@ -105,6 +105,7 @@ def test_the_key_never_shows() -> None:
         ("stop_unnamed", {"stop"}),
         ("wrong_types_500", {"api_errors"}),
         ("wrong_types_pass", {"api_errors"}),
+        ("wrong_types_hang_up", {"api_errors"}),
         ("random_answers", {"repeatable"}),
         ("seed_ignored", {"repeatable"}),
         ("text_damaged", {"unicode"}),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
-from ansible_collections.socle.inference.plugins.module_utils._probe import measures
+from ansible_collections.socle.inference.plugins.module_utils._probe import measures, prompts
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError, StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import messages_of_length
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
@@ -154,5 +154,26 @@ def test_a_prompt_cannot_be_shorter_than_its_question() -> None:
 
 
 def test_a_length_that_no_prompt_has_is_not_looked_for_forever() -> None:
-    with pytest.raises(ProbeError, match="16 attempts"):
-        messages_of_length("q", "0", 101, lambda messages: 2 * len(messages[0]["content"].split()))
+    asked = 0
+
+    def count(messages: list[dict[str, str]]) -> int:
+        nonlocal asked
+        asked += 1
+        return 2 * len(messages[0]["content"].split())
+
+    with pytest.raises(ProbeError, match=r"in \d+ attempts; the counts were .* slightly different length"):
+        messages_of_length("q", "0", 101, count)
+    assert asked <= prompts.ATTEMPTS + len(prompts.FILLERS)
+
+
+@pytest.mark.parametrize("tokens", [60, 511, 512, 513, 4000])
+@pytest.mark.parametrize("filler", ["a", "1", "!", "x"])
+def test_words_of_several_tokens_still_make_any_length(tokens: int, filler: str) -> None:
+    """A small vocabulary: words take one to three tokens, and only one kind of filler takes one."""
+
+    def count(messages: list[dict[str, str]]) -> int:
+        words = messages[0]["content"].replace("!", " !").split()
+        return 30 + sum(1 if word == filler else 1 + len(word) % 3 for word in words)
+
+    messages = messages_of_length("question", "0123", tokens, count)
+    assert count(messages) == tokens
