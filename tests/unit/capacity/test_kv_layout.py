@@ -55,6 +55,15 @@ def of_blocks(launch: Launch, blocks: int) -> KvPool:
         pytest.param(H200_MTP2, 74.37, 1067194, "8.14", id="H200, bf16, MTP 2"),
         pytest.param(H200_EAGER, 12.37, 348549, "1.33", id="H200, fp8, MTP 3"),
         pytest.param(
+            replace(
+                H200_MTP2, max_model_len=32768, speculative_tokens=0, speculative_method=None, prefix_caching=False
+            ),
+            73.74,
+            1121393,
+            "34.22",
+            id="H200, bf16, no MTP, no prefix cache",
+        ),
+        pytest.param(
             replace(S3, max_model_len=131072, speculative_tokens=0, speculative_method=None),
             4.99,
             302921,
