@@ -343,7 +343,7 @@ class Draft:
         )
         return (
             f"{where}: {finding.sentence.rstrip('.')}; {_continued(finding.remedy)} "
-            f"({finding.id}, which {IGNORED_VARIABLE} passes over with a reason)."
+            f"({finding.id}, which {IGNORED_VARIABLE} can pass over with a reason)."
         )
 
     def _effort_aliases(

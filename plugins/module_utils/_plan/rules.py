@@ -73,6 +73,7 @@ IDLE = "SOC-R00"
 
 _OWN_ID = r"SOC-R\d{2,3}"
 _SITE_ID = r"(?!SOC-)[A-Z][A-Z0-9]{1,15}-R\d{2,4}"
+_ONE_DIGIT = re.compile(r"(-[A-Z])(\d)$", re.IGNORECASE)
 _RANGE = r"\d+\.\d+\.\d+"
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _NESTED_REPEAT = re.compile(r"[+*}]\)[+*{]")
@@ -232,7 +233,7 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         elif rule not in known:
             problems.add(
                 f"{IGNORED_VARIABLE} names {shown(rule)!r}, which is the id of no rule"
-                f"{nearest(str(rule).upper(), known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"
+                f"{nearest(_padded(str(rule)), known) or '; see docs/rules.md, flags.md and capacity.md for the ids.'}"
             )
         elif not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
             problems.add(
@@ -242,6 +243,11 @@ def _ignored(given: Any, known: list[str], problems: Problems) -> dict[str, str]
         else:
             reasons[rule] = short(reason.strip().rstrip("."), _MAX_REASON)
     return reasons
+
+
+def _padded(rule: str) -> str:
+    """An id as ids are written: 'SOC-R01' for 'soc-r1', which is closer to it than the 'SOC-R91' that looks like it."""
+    return _ONE_DIGIT.sub(r"\g<1>0\g<2>", short(rule, _MAX_REASON).upper())
 
 
 def _own_rules(origin: str, content: Any) -> tuple[Rule, ...]:

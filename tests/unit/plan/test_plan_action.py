@@ -192,7 +192,7 @@ cpu:
     stats = json.JSONDecoder().raw_decode(output[output.index('{\n    "custom_stats"') :])[0]["stats"]
     assert {name for name, counts in stats.items() if counts["failures"]} == {"refused", "unknown", "undefined"}
     assert "vllm_instances.chat (max-num-sekvs by vllm_flags_group): Neither vLLM" in output
-    assert "(SOC-F01, which vllm_rules_ignored passes over with a reason)" in output
+    assert "(SOC-F01, which vllm_rules_ignored can pass over with a reason)" in output
     assert "vllm_rules_ignored names 'SOC-F77', which is the id of no rule" in output
     assert "vllm_rules_ignored of undefined cannot be evaluated" in output
     told = " ".join(output.split())
