@@ -253,11 +253,19 @@ def seconds_text(seconds: float) -> str:
 
 
 def progress_detail(phase: str, in_phase_s: float, expected: Mapping[str, float], limit_s: float) -> str:
-    """How long the phase has lasted and was expected to, the whole start's expectation, and the limit."""
+    """How long the phase has lasted and was expected to, the whole start's expectation, and the limit.
+
+    What a phase takes beyond its expectation is added to that of the whole.
+    """
     parts = []
+    late_s = max(in_phase_s - expected[phase], 0.0) if phase in expected else 0.0
     if phase in expected:
-        parts.append(f"{seconds_text(in_phase_s)} of about {seconds_text(expected[phase])} in this phase")
+        usual = seconds_text(expected[phase])
+        lasted = seconds_text(in_phase_s)
+        parts.append(
+            f"{lasted} in this phase instead of about {usual}" if late_s else f"{lasted} of about {usual} in this phase"
+        )
     if expected:
-        parts.append(f"about {seconds_text(sum(expected.values()))} expected in all")
+        parts.append(f"about {seconds_text(sum(expected.values()) + late_s)} expected in all")
     parts.append(f"at most {seconds_text(limit_s)}")
     return ", ".join(parts)

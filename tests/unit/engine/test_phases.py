@@ -168,5 +168,9 @@ def test_the_line_of_progress_says_what_was_and_what_is_expected() -> None:
     assert progress_detail(phases.LOADING, 12.2, expected, 1800) == (
         "12s of about 1m30s in this phase, about 2m00s expected in all, at most 30m00s"
     )
+    # A phase that is late is not said to end, with the whole start, at a time that has gone by.
+    assert progress_detail(phases.COMPILING, 122.0, expected, 1800) == (
+        "2m02s in this phase instead of about 30s, about 3m32s expected in all, at most 30m00s"
+    )
     assert progress_detail(phases.ANSWER, 3.0, expected, 300) == "about 2m00s expected in all, at most 5m00s"
     assert progress_detail(phases.LOADING, 12.2, {}, 300) == "at most 5m00s"
