@@ -85,6 +85,8 @@ _ENGINE = re.compile(r"^\((?:EngineCore|Worker|VllmWorker)")
 LINE_LENGTH = 600
 """Some messages list everything that would have been right."""
 
+_MANY_NAMES = re.compile(r"((?:'[^',]{1,80}', ){3})(?:'[^',]{1,80}'(?:, )?){4,}(?:'[^',]*$)?")
+
 READ_LENGTH = 8192
 """Of a line, what is compared: patterns take long for the longest lines of the journal (48 KiB)."""
 
@@ -132,7 +134,11 @@ def _fill(text: str, values: Iterable[Any]) -> str:
 
 
 def _short(line: str | None) -> str | None:
-    return line if line is None or len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."
+    if line is None or len(line) <= LINE_LENGTH:
+        return line
+    # All names that the engine would have taken help nobody: the message is shown several times on one screen.
+    line = _MANY_NAMES.sub(r"\1...", line)
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."
 
 
 def diagnosis_of(cause: Cause, *found: Any, line: str | None = None) -> Diagnosis:
