@@ -260,14 +260,40 @@ class Way:
     reason: str = ""
 
 
+def last_accepted(history: History) -> Generation | None:
+    """The generation that was accepted last, or a later one that is the same launch as one that was.
+
+    A deployment alone accepts nothing: one that goes back from an accepted trial to the launch of before is what its
+    people want, and must not give way to the trial.
+    """
+    accepted = history.generations.get(history.accepted) if history.accepted else None
+    if accepted is None:
+        return None
+    known = {
+        each.fingerprint
+        for each in history.generations.values()
+        if each.fingerprint and each.state.get("accepted_at") and not each.failed
+    }
+    later = [
+        each
+        for number, each in history.generations.items()
+        if number > accepted.number
+        and each.applied == "started"
+        and not each.failed
+        and each.restores is None
+        and each.fingerprint in known
+    ]
+    return max(later, key=lambda each: each.number, default=accepted)
+
+
 def way_back(instance: str, history: History, number: int | None = None, automatic: bool = False) -> Way:
-    """Where a rollback leads: to *number*, or to the accepted generation.
+    """Where a rollback leads: to *number*, or to the accepted generation (`last_accepted`).
 
     What a person asks for and there is none of is an EngineError. *automatic* is after a failure: then only a
     generation that failed gives way, and where there is nothing to go back to, the reason says so.
     """
     current = history.generations.get(history.current) if history.current else None
-    accepted = history.generations.get(history.accepted) if history.accepted else None
+    accepted = last_accepted(history)
     if number is not None:
         if number not in history.generations:
             raise EngineError(

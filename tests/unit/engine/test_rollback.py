@@ -164,6 +164,26 @@ def test_without_an_accepted_generation_nothing_comes_back_and_the_reason_is_tol
         launcher.roll_back("chat")
 
 
+@pytest.mark.parametrize("automatic", [True, False])
+def test_a_trial_that_a_deployment_took_back_does_not_come_back(
+    site: Site, good: dict[str, Any], wrong: dict[str, Any], automatic: bool
+) -> None:
+    site.launcher.roll_back("chat", automatic=True)
+    site.host.active = "active"
+    site.launcher.mark("chat", "accepted")
+    trial = {**good, "launch_fingerprint": "sha256:trial"}
+    site.launcher.start(trial)
+    site.host.active = "active"
+    site.launcher.mark("chat", "accepted")
+    # The launch of before, which a deployment alone does not accept again.
+    assert site.launcher.start(good)["generation"] == 5
+    site.host.active = "active"
+    site.launcher.start({**wrong, "launch_fingerprint": "sha256:worse"})
+    site.launcher.mark("chat", "failed", "it ended.")
+    site.host.active = "inactive"
+    assert site.launcher.roll_back("chat", automatic=automatic)["restores"] == 5
+
+
 def test_what_is_not_known_to_be_wrong_does_not_give_way_by_itself(site: Site, good: dict[str, Any]) -> None:
     site.launcher.start({**good, "launch_fingerprint": "sha256:cccc"})
     site.host.active = "active"
