@@ -40,6 +40,9 @@ from ansible_collections.socle.inference.plugins.module_utils._stack.parse impor
 from ansible_collections.socle.inference.plugins.module_utils._stack.regular import read_regular
 from ansible_collections.socle.inference.plugins.module_utils._units import starts_another_command
 
+LOOKS = 3
+"""How often Podman is asked for what it says is not there, and then that it is: a start may have made it in between."""
+
 KEY_SINCE: dict[str, Version] = {
     "PidsLimit": (4, 7, 0),
     "ShmSize": (4, 7, 0),
@@ -308,12 +311,13 @@ class QuadletBackend(Backend):
         self._podman("healthcheck", "run", f"vllm-{check_name(instance)}")
 
     def container_labels(self, instance: str) -> dict[str, str] | None:
-        done = self._inspect_container(self._podman_path, instance)
-        if done.returncode == 0:
-            return said_json(done, f"look at container vllm-{instance}", lambda labels: dict(labels or {}))
-        # As for images, one status for "not there" and "broken".
-        if self._podman("container", "exists", f"vllm-{check_name(instance)}").returncode == 1:
-            return None
+        for _look in range(LOOKS):
+            done = self._inspect_container(self._podman_path, instance)
+            if done.returncode == 0:
+                return said_json(done, f"look at container vllm-{instance}", lambda labels: dict(labels or {}))
+            # As for images, one status for "not there" and "broken"; one that a start makes meanwhile is there by now.
+            if self._podman("container", "exists", f"vllm-{check_name(instance)}").returncode == 1:
+                return None
         raise EngineError(
             f"Cannot look at container vllm-{instance}: {done.stderr.strip()}; repair Podman's storage on the host.",
             rc=done.returncode,

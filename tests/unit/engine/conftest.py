@@ -181,7 +181,7 @@ class Host:
                 self.containers.pop(name, None)
                 return 0, "", ""
             case ["podman", "container", "exists", name]:
-                return (125 if self.refuse else 1), "", self.refuse
+                return (125 if self.refuse else 0 if name in self.containers else 1), "", self.refuse
             case ["docker", "pull", name]:
                 lines = ["1: Pulling from x", "0123456789ab: Pulling fs layer", "ba9876543210: Already exists"]
                 for line in [*lines, "0123456789ab: Pull complete"]:

@@ -23,6 +23,8 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet im
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import gpu_guard, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
 
+from .conftest import Host
+
 GOLDEN = Path(__file__).parent / "fixtures" / "vllm-chat.container"
 NEW = (5, 4, 2)
 
@@ -297,3 +299,17 @@ def test_what_systemd_or_the_kernel_would_not_take_is_refused_before_it_is_writt
         assert len(caught.value.message) < 300
     with pytest.raises(EngineError, match="systemd reads 1000000 at most"):
         render({**plan, "argv": [*plan["argv"], *["x" * 100_000] * 10]}, NEW)
+
+
+def test_a_container_that_a_start_makes_at_that_moment_is_looked_at_again(
+    backend: QuadletBackend, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = host._answer
+
+    def late(words: list[str], text: str | None, on_line: Any) -> tuple[int, str, str]:
+        if words[:3] == ["podman", "container", "exists"]:
+            host.containers["vllm-chat"] = {"io.socle.instance": "chat"}
+        return answer(words, text, on_line)
+
+    monkeypatch.setattr(host, "_answer", late)
+    assert (backend.container_labels("chat") or {}).get("io.socle.instance") == "chat"
