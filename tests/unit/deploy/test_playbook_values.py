@@ -51,12 +51,24 @@ TRUTH = "expected true or false"
         ("socle_generation", True, f"is true, {GENERATION}"),
         ("socle_generation", "\u0661", f'is "\u0661", {GENERATION}'),
         pytest.param("socle_generation", 10**5000, f"is a number, {GENERATION}", id="endless"),
-        ("socle_suite", "nosuch", 'is "nosuch", expected one of smoke, the files of suites/ in the collection'),
-        ("socle_suite", "smok", 'is "smok", expected one of smoke, the files of suites/ in the collection (did you'),
-        ("socle_suite", ["smoke"], "is a list, expected one of smoke, the files of"),
-        ("socle_suite", "../suites/smoke", 'is "../suites/smoke", expected one of smoke, the files of'),
-        ("socle_workloads", ["B1", "B3"], 'names "B3", expected one of B1, B2, the files of workloads/ in the coll'),
-        ("socle_workloads", "B1,B2", 'names "B1,B2", expected one of B1, B2, the files of'),
+        (
+            "socle_suite",
+            "nosuch",
+            'is "nosuch", expected one of smoke, standard, the files of suites/ in the collection',
+        ),
+        (
+            "socle_suite",
+            "smok",
+            'is "smok", expected one of smoke, standard, the files of suites/ in the collection (did you',
+        ),
+        ("socle_suite", ["smoke"], "is a list, expected one of smoke, standard, the files of"),
+        ("socle_suite", "../suites/smoke", 'is "../suites/smoke", expected one of smoke, standard, the files of'),
+        (
+            "socle_workloads",
+            ["B1", "B3"],
+            'names "B3", expected one of B1, B2, C1, C2, C4, C8, the files of workloads/ in the coll',
+        ),
+        ("socle_workloads", "B1,B2", 'names "B1,B2", expected one of B1, B2, C1, C2, C4, C8, the files of'),
         ("socle_workloads", 7, "names 7, expected one of B1, B2"),
         ("socle_benchmark_params", {"B9": {}}, 'names "B9", expected one of B1, B2'),
         ("socle_benchmark_params", "B2", """is "B2", expected a map such as '{"B2": {"repeats": 5}}'"""),
@@ -142,7 +154,8 @@ def test_a_site_s_own_suites_and_workloads_are_known(tmp_path: Path) -> None:
     values = {"inventory_dir": str(tmp_path / "inventories/site"), "socle_suite": "short", "socle_workloads": ["long"]}
     assert playbook_value_faults(values) == []
     (found,) = playbook_value_faults({**values, "socle_suite": "shrt"})
-    said = f'socle_suite is "shrt", expected one of short, smoke, the files of suites/ in {tmp_path}/site_data, the'
+    known = "short, smoke, standard"
+    said = f'socle_suite is "shrt", expected one of {known}, the files of suites/ in {tmp_path}/site_data, the'
     assert found.startswith(said) and found.endswith("(did you mean short?)")
 
 
@@ -194,7 +207,7 @@ def test_a_playbook_refuses_wrong_values_before_it_asks_a_host(playbook: str, si
     output = run(site, playbook, "-e", json.dumps(wrong))
     said = (
         f'retry is "maybe", {TRUTH}; socle_generation is "abc", {GENERATION}; socle_suite is "nosuch", expected one of'
-        " smoke, the files of suites/ in the collection. Nothing was changed."
+        " smoke, standard, the files of suites/ in the collection. Nothing was changed."
     )
     assert said in output, output
 

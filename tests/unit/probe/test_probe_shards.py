@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._probe import shards
@@ -72,6 +73,15 @@ def test_a_process_that_is_killed_is_told_and_the_others_end() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """What a shell starts in the background ignores SIGINT, and so would the processes of the load."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupted_load_hands_over_what_it_has() -> None:
     with paced(Script(ttft_s=0.001, gap_s=0.01)) as address:
         servers = multiprocessing.active_children()
