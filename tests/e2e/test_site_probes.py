@@ -22,7 +22,7 @@ def test_the_real_engine_passes_the_suite_of_all_three_apis(line: Line) -> None:
 
 
 def test_a_load_is_measured_with_the_kernels_stamps_and_agrees_with_the_engine(line: Line) -> None:
-    asked = json.dumps({"socle_workloads": ["C2"], "socle_benchmark_params": CHANGES})
+    asked = json.dumps({"socle_benchmark": "always", "socle_workloads": ["C2"], "socle_benchmark_params": CHANGES})
     run = lab.play("playbooks/benchmark.yml", "-e", asked).expect_success()
     record = json.loads(lab.collected("benchmark")[-1].read_text())
     found = record["results"]["workloads"]["C2"]
