@@ -20,7 +20,8 @@ NETWORK = "socle-lab"
 HUB = "socle-lab-hub"
 HUB_ALIAS = "lab-hub"
 HUB_PORT = 8090
-BOOT_TIMEOUT_S = 60
+BOOT_TIMEOUT_S = 180
+"""Alone a host boots in 3 s; on a machine that still writes back the images that it has just built, in minutes."""
 OWN_BOOT_ID = (
     "cat /proc/sys/kernel/random/uuid >/run/boot_id; mount --bind /run/boot_id /proc/sys/kernel/random/boot_id; "
     "exec /sbin/init"
@@ -219,7 +220,7 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
         # Quiet or not, ssh-keygen says so when it makes keys.
         " && ssh-keygen -q -A >/dev/null && systemctl restart ssh && cat /etc/ssh/ssh_host_ed25519_key.pub"
     )
-    deadline = time.monotonic() + BOOT_TIMEOUT_S
+    started = time.monotonic()
     while True:
         done = podman.run(
             *("exec", "--interactive", host.container, "sh", "-ec", script),
@@ -230,15 +231,42 @@ def open_ssh(podman: LabPodman, host: Host, public_key: str) -> str:
         # Before the host's systemd answers, the restart of ssh fails.
         if done.returncode == 0:
             break
-        if time.monotonic() > deadline:
+        state = container_state(podman, host)
+        if state != "running" or time.monotonic() > started + BOOT_TIMEOUT_S:
             raise LabError(
-                f"Lab host {host.name} was started but did not boot within {BOOT_TIMEOUT_S} s; "
+                f"Lab host {host.name} was started but did not boot: after {time.monotonic() - started:.0f} s its "
+                f"container is {state}, and it says: {boot_evidence(podman, host, done.stderr)}; "
                 f"rebuild it with `make lab-down lab`, and see whether the machine is overloaded.",
                 stderr=done.stderr[-2000:],
             )
         time.sleep(0.5)
     algorithm, key = done.stdout.split()[:2]
     return f"{known_address(host)} {algorithm} {key}"
+
+
+def container_state(podman: LabPodman, host: Host) -> str:
+    """Podman's word for the state of a host's container, such as running or exited."""
+    done = podman.run(
+        *("inspect", "--type=container", "--format={{.State.Status}}", host.container),
+        doing=f"looking at {host.name}",
+        check=False,
+    )
+    return done.stdout.strip() or "gone"
+
+
+def boot_evidence(podman: LabPodman, host: Host, refusal: str) -> str:
+    """What a host that does not boot shows: the units that it waits for, or its last words, else *refusal*."""
+    jobs = podman.run(
+        *("exec", host.container, "systemctl", "list-jobs", "--no-legend", "--plain"),
+        doing=f"looking at what {host.name} waits for",
+        check=False,
+    )
+    waiting = [" ".join(line.split()[1:]) for line in jobs.stdout.splitlines() if line.strip()]
+    if jobs.returncode == 0 and waiting:
+        return ", ".join(waiting[:5])
+    logs = podman.run("logs", "--tail=3", host.container, doing=f"reading the log of {host.name}", check=False)
+    words = [line.strip() for line in (logs.stdout + refusal).splitlines() if line.strip()]
+    return " / ".join(words[-4:]) or "nothing"
 
 
 def known_address(host: Host) -> str:

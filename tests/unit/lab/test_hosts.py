@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,43 @@ def test_an_engine_host_is_started_as_ever() -> None:
 def test_an_unknown_kind_is_refused_with_the_kinds_there_are() -> None:
     with pytest.raises(LabError, match=r"of kind 'fedora', which the lab cannot build.*engine, bare, bare-bookworm"):
         hosts.parse_hosts([{**entry(), "kind": "fedora"}])
+
+
+class PodmanOfDeadHost:
+    """Answers as Podman does for a host whose systemd never comes up."""
+
+    def __init__(self, state: str, jobs: str, logs: str) -> None:
+        self.answers = {"inspect": (0, state), "logs": (0, logs), "systemctl": (0 if jobs else 1, jobs)}
+
+    def run(self, *arguments: str, **_options: Any) -> subprocess.CompletedProcess[str]:
+        verb = "systemctl" if "systemctl" in arguments else arguments[0]
+        code, text = self.answers.get(verb, (1, ""))
+        return subprocess.CompletedProcess(list(arguments), code, text, "can only exec into running containers\n")
+
+
+@pytest.mark.parametrize(
+    ("podman", "words"),
+    [
+        (
+            PodmanOfDeadHost("exited", "", "Failed to allocate manager object: Too many open files\n"),
+            "its container is exited, and it says: Failed to allocate manager object: Too many open files",
+        ),
+        (PodmanOfDeadHost("", "", ""), "its container is gone, and it says: can only exec into running containers"),
+        (
+            PodmanOfDeadHost("running", "12 docker.service start running\n", ""),
+            "its container is running, and it says: docker.service start running;",
+        ),
+    ],
+)
+def test_a_host_that_does_not_boot_says_what_it_waits_for(
+    podman: PodmanOfDeadHost, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "BOOT_TIMEOUT_S", 0)
+    with pytest.raises(LabError, match=re.escape(words)):
+        hosts.open_ssh(podman, hosts.parse_hosts([entry()])[0], "ssh-ed25519 AAAA")  # type: ignore[arg-type]
+
+
+def test_a_host_whose_container_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts.time, "sleep", lambda _seconds: pytest.fail("waited for a container that had ended"))
+    with pytest.raises(LabError, match="its container is exited"):
+        hosts.open_ssh(PodmanOfDeadHost("exited", "", ""), hosts.parse_hosts([entry()])[0], "")  # type: ignore[arg-type]
