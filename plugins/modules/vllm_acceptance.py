@@ -43,6 +43,38 @@ options:
   model_root:
     description: The model's path as the engine sees it. Without it nothing is said about it.
     type: str
+  plan:
+    description:
+      - The plan of the instance, as M(socle.inference.vllm_instances_info) returns it.
+      - The action plugin reads it, and the file of its model, on the controller, and makes O(promised) of it.
+    type: dict
+  promised:
+    description:
+      - What clients may expect beyond the options above; made of O(plan) where that is given.
+      - Without both, the checks of tools, thinking, levels of effort, presets and images are skipped.
+    type: dict
+    suboptions:
+      lacks:
+        description:
+          - What is not to be expected, and why, which is what skipped checks say.
+          - Known are C(tools), C(forced tools), C(thinking), C(effort), C(vision) and C(sampling).
+        type: dict
+        default: {}
+      efforts:
+        description: For each level of effort and each place of a request, C(status) and C(effort).
+        type: dict
+        default: {}
+      presets:
+        description: Fields of a request by the name of each preset of sampling.
+        type: dict
+        default: {}
+      images:
+        description: The most images of one request. Without it nothing is said about it.
+        type: int
+      slo:
+        description: Figures that the instance is to reach, as in the plan.
+        type: dict
+        default: {}
   api_key:
     description: The instance's API key.
     type: str
@@ -90,6 +122,7 @@ EXAMPLES = r"""
     vllm_version: "{{ plan.vllm_version }}"
     api_key: "{{ vllm_instances.chat.api_key | default(omit) }}"
     api_key_required: "{{ plan.api_key_required }}"
+    plan: "{{ plan }}"
   vars:
     ansible_python_interpreter: "{{ probe_python }}"
   register: accepted
@@ -217,7 +250,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.client impo
     EngineClient,
     Timeouts,
 )
-from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned, Promised
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -229,6 +262,17 @@ def main():
             "max_model_len": {"type": "int"},
             "vllm_version": {"type": "str"},
             "model_root": {"type": "str"},
+            "plan": {"type": "dict"},
+            "promised": {
+                "type": "dict",
+                "options": {
+                    "lacks": {"type": "dict", "default": {}},
+                    "efforts": {"type": "dict", "default": {}},
+                    "presets": {"type": "dict", "default": {}},
+                    "images": {"type": "int"},
+                    "slo": {"type": "dict", "default": {}},
+                },
+            },
             "api_key": {"type": "str", "no_log": True},
             "api_key_required": {"type": "bool", "default": False, "no_log": False},
             "suite": {"type": "str", "default": "smoke"},
@@ -248,6 +292,7 @@ def main():
         vllm_version=asked["vllm_version"],
         model_root=asked["model_root"],
         api_key_required=asked["api_key_required"],
+        promised=Promised(**asked["promised"]) if asked["promised"] else None,
     )
     try:
         wanted = parse_checks(asked["checks"] or [])

@@ -21,10 +21,8 @@ from ansible_collections.socle.inference.plugins.module_utils._kinds import kind
 from ansible_collections.socle.inference.plugins.module_utils._plan import client_settings
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import (
     APIS,
-    FLAG,
     KWARGS,
-    MAP_FLAG,
-    TEMPLATE,
+    aliases_in_force,
     effort_table,
 )
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import EFFORTS, Model
@@ -217,16 +215,7 @@ def _effort(plan: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
     """What each level gets; None for a model without levels. With a template of the user, what it should do."""
     if not model.effort.levels:
         return None
-    aliases = plan.get("effort_aliases")
-    by = None
-    if MAP_FLAG in plan["sources"]:
-        by = FLAG
-        turned = plan["sources"][MAP_FLAG]["value"]
-        if isinstance(turned, Mapping):
-            # Whoever wrote the map may have meant other levels than the aliases do, or use none.
-            aliases = turned
-    elif aliases:
-        by = TEMPLATE
+    aliases, by = aliases_in_force(plan)
     table = effort_table(str(plan["vllm_version"]), model.effort, aliases, by)
     return {
         "levels": list(model.effort.levels),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._plan.flag_schema import version_key
 from ansible_collections.socle.inference.plugins.module_utils._plan.models import EFFORTS, THINKING_OFF, Effort
@@ -133,6 +134,16 @@ def effort_table(
 ) -> dict[str, dict[str, Answer]]:
     """{level: {API: what it gets}} of all levels that clients send."""
     return {level: {api: answer(level, api, version, effort, aliases, by) for api in APIS} for level in EFFORTS}
+
+
+def aliases_in_force(plan: Mapping[str, Any]) -> tuple[Mapping[str, str] | None, str | None]:
+    """The aliases of a plan, and by what they are in force; both None where there are none."""
+    aliases = plan.get("effort_aliases")
+    if MAP_FLAG in plan["sources"]:
+        turned = plan["sources"][MAP_FLAG]["value"]
+        # Whoever wrote the map may have meant other levels than the aliases do, or use none.
+        return (turned if isinstance(turned, Mapping) else aliases), FLAG
+    return (aliases, TEMPLATE) if aliases else (aliases, None)
 
 
 def effort_lines(version: str, effort: Effort, aliases: Mapping[str, str], by: str) -> list[str]:

@@ -13,6 +13,10 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_apis as apis
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_length as length
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_thinking as thinking
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_tools as tools
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_vision as vision
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
     CHAT,
     QUESTION,
@@ -216,6 +220,23 @@ def alive(context: Context, params: dict[str, Any]) -> Outcome:
     )
 
 
+CORE_METRICS = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:num_preemptions_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:cache_config_info",
+)
+"""The names that dashboards, alerts and the benchmark live on; the same in vLLM 0.19.1 to 0.33.0."""
+
 CHECKS: dict[str, Check] = {
     "served_model": Check(served_model, "The planned model is served with the planned length", {}, 1),
     "engine_version": Check(engine_version, "The engine is the planned vLLM version", {}, 1),
@@ -234,7 +255,25 @@ CHECKS: dict[str, Check] = {
     "api_errors": Check(apis.api_errors, "Each API refuses what is wrong as the client's fault", {}, 1),
     "unicode": Check(apis.unicode_text, "Text of any script passes unchanged", {"text": apis.SCRIPTS}, 1),
     "repeatable": Check(apis.repeatable, "The same request has the same answer", {"max_tokens": 16, "seed": 7}, 2),
-    "metrics": Check(metrics, "/metrics has the core names", {"names": []}, 3),
+    "exact_limit": Check(length.exact_limit, "Prompt and answer may fill the length exactly, and not more", {}, 1),
+    "sampling": Check(thinking.sampling, "The presets of the model file are accepted", {"max_tokens": 1}, 1),
+    "effort": Check(thinking.effort, "Each level of effort does what the plan says", {}, 1),
+    "thinking": Check(thinking.thinking, "Thoughts are in their field", {"max_tokens": 2048}, 1),
+    "thinking_off": Check(thinking.thinking_off, "Thinking can be turned off", {"max_tokens": 256}, 1),
+    "tools_required": Check(tools.tools_required, "A call is made where one is required", {"max_tokens": 128}, 1),
+    "tools_named": Check(tools.tools_named, "The tool is called that the request names", {"max_tokens": 128}, 1),
+    "tools_auto": Check(tools.tools_auto, "The model calls a tool by itself", {"max_tokens": 1024}, 1),
+    "tools_unneeded": Check(tools.tools_unneeded, "No tool is called where none is of use", {"max_tokens": 1024}, 1),
+    "tools_parallel": Check(tools.tools_parallel, "Two calls come in one answer", {"max_tokens": 1024}, 1),
+    "tool_result": Check(tools.tool_result, "A tool's result reaches the model", {"max_tokens": 1024}, 1),
+    "tools_long_argument": Check(tools.tools_long_argument, "Long arguments come whole", {"max_tokens": 2048}, 1),
+    "image_number": Check(vision.image_number, "A picture is read", {"max_tokens": 32}, 1),
+    "images_in_order": Check(vision.images_in_order, "Pictures keep their order", {"max_tokens": 32}, 1),
+    "images_most": Check(vision.images_most, "The planned number of images passes, and not more", {}, 1),
+    "needle": Check(
+        length.needle, "Long inputs are read to their end", {"shares": [0.25, 0.5, 0.75, 0.92], "max_tokens": 64}, 2
+    ),
+    "metrics": Check(metrics, "/metrics has the core names", {"names": list(CORE_METRICS)}, 3),
     "api_key": Check(api_key, "The API key is enforced", {}, 1),
     "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 3),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._probe.client import Exchange
+from ansible_collections.socle.inference.plugins.module_utils._probe.asking import reply_of
 from ansible_collections.socle.inference.plugins.module_utils._probe.dialects import (
     DIALECTS,
     LENGTH,
@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.dialects im
     Question,
     Reply,
 )
-from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, TransportFault
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import TransportFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
     QUESTION,
     Context,
@@ -58,7 +58,7 @@ def _whole(dialect: Dialect, context: Context, params: dict[str, Any]) -> Outcom
     answer = context.client.post(
         dialect.path, dialect.ask(context.model, Question(CONTENT, params["max_tokens"], options=COLD))
     )
-    reply = _reply(dialect, answer)
+    reply = reply_of(dialect, answer)
     faults = _faults(context, reply, params["max_tokens"])
     return judge(
         not faults,
@@ -84,14 +84,6 @@ def _streamed(dialect: Dialect, context: Context, params: dict[str, Any]) -> Out
     )
 
 
-def _reply(dialect: Dialect, answer: Exchange) -> Reply:
-    if answer.status != 200:
-        raise AnswerFault(
-            f"{answer.method} {answer.path} answered {answer.status}; expected 200.", evidence=answer.evidence()
-        )
-    return dialect.read(answer.json())
-
-
 def _faults(context: Context, reply: Reply, max_tokens: int) -> list[str]:
     faults = list(reply.faults)
     if reply.usage is not None:
@@ -115,7 +107,7 @@ def system_prompt(context: Context, params: dict[str, Any]) -> Outcome:
         context.client.post(dialect.path, dialect.ask(context.model, Question(CONTENT, 1, SYSTEM, options=COLD)))
         for dialect in DIALECTS.values()
     ]
-    replies = [_reply(dialect, answer) for dialect, answer in zip(DIALECTS.values(), answers)]
+    replies = [reply_of(dialect, answer) for dialect, answer in zip(DIALECTS.values(), answers)]
     found = {
         dialect.name: reply.usage.prompt_tokens if reply.usage else None
         for dialect, reply in zip(DIALECTS.values(), replies)
@@ -138,7 +130,7 @@ def stop(context: Context, params: dict[str, Any]) -> Outcome:
         question = Question(CONTENT, params["max_tokens"], stop=" ", options=COLD)
         answer = context.client.post(dialect.path, dialect.ask(context.model, question))
         answers.append(answer)
-        reply = _reply(dialect, answer)
+        reply = reply_of(dialect, answer)
         text = reply.reasoning + reply.text
         if reply.finish != STOP or " " in text or reply.stop_sequence != " ":
             faults.append(f"{name}: {text[:40]!r}, ended for {reply.finish}, stop string {reply.stop_sequence!r}")
@@ -163,7 +155,7 @@ def repeatable(context: Context, params: dict[str, Any]) -> Outcome:
             question = Question(CONTENT, params["max_tokens"], options={**options, "cache_salt": secrets.token_hex(8)})
             answer = context.client.post(DIALECTS["chat"].path, DIALECTS["chat"].ask(context.model, question))
             answers.append(answer)
-            reply = _reply(DIALECTS["chat"], answer)
+            reply = reply_of(DIALECTS["chat"], answer)
             texts.append(reply.reasoning + reply.text)
         if texts[0] != texts[1]:
             faults.append(f"with {what}: {texts[0][:60]!r}, then {texts[1][:60]!r}")

@@ -6,20 +6,26 @@
   messages   POST /v1/messages, Anthropic; https://docs.anthropic.com/en/api/messages-streaming
   responses  POST /v1/responses, OpenAI; https://platform.openai.com/docs/api-reference/responses-streaming
 
-What an answer lacks, or says twice in two ways, is a fault by name: clients break on it.
+What an answer lacks, or says twice in two ways, is a fault by name: clients break on it. Calls of tools are put
+together from their pieces; what is wrong inside them is for tool_calls.py.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event
+from ansible_collections.socle.inference.plugins.module_utils._probe.tool_calls import Call, Tool
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage
 
-STOP, LENGTH, OTHER = "stop", "length", "other"
+STOP, LENGTH, CALLS = "stop", "length", "calls"
+
+AUTO, REQUIRED = "auto", "required"
+"""Choices of tools beside the name of one."""
 
 
 @dataclass
@@ -29,10 +35,11 @@ class Reply:
     text: str = ""
     reasoning: str = ""
     finish: str | None = None
-    """stop, length, or the API's own word where it is neither."""
+    """stop, length, calls, or the API's own word where it is none of them."""
     stop_sequence: str | None = None
     usage: Usage | None = None
     model: str | None = None
+    calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
@@ -44,8 +51,15 @@ class Question:
     max_tokens: int
     system: str | None = None
     stop: str | None = None
+    images: Sequence[bytes] = ()
+    """PNG files, which come before *content*."""
+    tools: Sequence[Tool] = ()
+    choice: str | None = None
+    """AUTO, REQUIRED, or the name of the tool that must be called."""
+    called: Sequence[tuple[Call, str]] = ()
+    """Calls that the model answered *content* with, and what each brought."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the same name in every API: temperature, seed, cache_salt."""
+    """Fields of the same name in every API: temperature, seed, cache_salt, chat_template_kwargs."""
 
 
 @dataclass(frozen=True)
@@ -63,43 +77,103 @@ class Dialect:
 
 
 def _ask_chat(model: str, question: Question) -> dict[str, Any]:
-    system = [{"role": "system", "content": question.system}] if question.system is not None else []
-    body = {
-        "model": model,
-        "messages": [*system, {"role": "user", "content": question.content}],
-        "max_tokens": question.max_tokens,
-        **question.options,
-    }
+    content: Any = question.content
+    if question.images:
+        parts = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in question.images]
+        content = [*parts, {"type": "text", "text": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if question.system is not None:
+        messages.insert(0, {"role": "system", "content": question.system})
+    if question.called:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call, _result in question.called
+        ]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in question.called]
+    body = {"model": model, "messages": messages, "max_tokens": question.max_tokens, **question.options}
     if question.stop is not None:
         body["stop"] = [question.stop]
+    if question.tools:
+        body["tools"] = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
+            }
+            for tool in question.tools
+        ]
+    if question.choice is not None:
+        named = {"type": "function", "function": {"name": question.choice}}
+        body["tool_choice"] = question.choice if question.choice in (AUTO, REQUIRED) else named
     return body
 
 
 def _ask_messages(model: str, question: Question) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": question.content}],
-        "max_tokens": question.max_tokens,
-        **question.options,
-    }
+    content: Any = question.content
+    if question.images:
+        sources = [{"type": "base64", "media_type": "image/png", "data": _base64(image)} for image in question.images]
+        content = [*({"type": "image", "source": source} for source in sources), {"type": "text", "text": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if question.called:
+        uses = [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+            for call, _result in question.called
+        ]
+        results = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": result} for call, result in question.called
+        ]
+        messages += [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+    body = {"model": model, "messages": messages, "max_tokens": question.max_tokens, **question.options}
     if question.system is not None:
         body["system"] = question.system
     if question.stop is not None:
         body["stop_sequences"] = [question.stop]
+    if question.tools:
+        body["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in question.tools
+        ]
+    if question.choice is not None:
+        words = {AUTO: {"type": "auto"}, REQUIRED: {"type": "any"}}
+        body["tool_choice"] = words.get(question.choice, {"type": "tool", "name": question.choice})
     return body
 
 
 def _ask_responses(model: str, question: Question) -> dict[str, Any]:
+    content: Any = question.content
+    if question.images:
+        parts = [{"type": "input_image", "detail": "auto", "image_url": _data_url(image)} for image in question.images]
+        content = [*parts, {"type": "input_text", "text": content}]
+    turns: list[dict[str, Any]] = []
+    for call, _result in question.called:
+        turns.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
+    for call, result in question.called:
+        turns.append({"type": "function_call_output", "call_id": call.id, "output": result})
     body = {
         "model": model,
-        "input": question.content,
+        "input": [{"role": "user", "content": content}, *turns] if turns or question.images else content,
         "max_output_tokens": question.max_tokens,
         "store": False,
         **question.options,
     }
     if question.system is not None:
         body["instructions"] = question.system
+    if question.tools:
+        body["tools"] = [
+            {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
+            for tool in question.tools
+        ]
+    if question.choice is not None:
+        named = {"type": "function", "name": question.choice}
+        body["tool_choice"] = question.choice if question.choice in (AUTO, REQUIRED) else named
     return body
+
+
+def _base64(image: bytes) -> str:
+    return base64.b64encode(image).decode("ascii")
+
+
+def _data_url(image: bytes) -> str:
+    return f"data:image/png;base64,{_base64(image)}"
 
 
 def _read_chat(body: Mapping[str, Any]) -> Reply:
@@ -111,14 +185,23 @@ def _read_chat(body: Mapping[str, Any]) -> Reply:
         return reply
     reply.text = _text(message.get("content"))
     reply.reasoning = _text(message.get("reasoning") or message.get("reasoning_content"))
-    reply.finish = _word(choice.get("finish_reason"))
+    for raw in _maps(message.get("tool_calls")):
+        function = _map(raw.get("function"))
+        reply.calls.append(_call(raw.get("id"), function.get("name"), function.get("arguments")))
+    reply.finish = _chat_finish(choice)
     reply.stop_sequence = _word(choice.get("stop_reason"))
     return _checked(reply)
+
+
+def _chat_finish(choice: Mapping[str, Any]) -> str | None:
+    reason = _word(choice.get("finish_reason"))
+    return CALLS if reason == "tool_calls" else reason
 
 
 def _follow_chat(events: Sequence[Event]) -> Reply:
     reply = Reply()
     bodies = _bodies(events, reply, skip="[DONE]")
+    pieces = _Pieces(reply.faults)
     for body in bodies:
         reply.model = _word(body.get("model")) or reply.model
         choice = _first(body.get("choices"))
@@ -128,12 +211,19 @@ def _follow_chat(events: Sequence[Event]) -> Reply:
         delta = _map(choice.get("delta"))
         reply.text += _text(delta.get("content"))
         reply.reasoning += _text(delta.get("reasoning") or delta.get("reasoning_content"))
-        reply.finish = _word(choice.get("finish_reason")) or reply.finish
+        for raw in _maps(delta.get("tool_calls")):
+            function = _map(raw.get("function"))
+            if raw.get("id") or function.get("name"):
+                pieces.begin(raw.get("index"), raw.get("id"), function.get("name"))
+            pieces.add(raw.get("index"), function.get("arguments"))
+        reply.finish = _chat_finish(choice) or reply.finish
         reply.stop_sequence = _word(choice.get("stop_reason")) or reply.stop_sequence
+    reply.calls = pieces.calls()
     return _checked(reply)
 
 
-_MESSAGES_FINISH = {"end_turn": STOP, "stop_sequence": STOP, "max_tokens": LENGTH}
+_MESSAGES_FINISH = {"end_turn": STOP, "stop_sequence": STOP, "max_tokens": LENGTH, "tool_use": CALLS}
+_MESSAGES_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 
 
 def _messages_usage(raw: Any) -> Usage | None:
@@ -149,6 +239,8 @@ def _read_messages(body: Mapping[str, Any]) -> Reply:
     for block in _maps(body.get("content")):
         reply.text += _text(block.get("text")) if block.get("type") == "text" else ""
         reply.reasoning += _text(block.get("thinking")) if block.get("type") == "thinking" else ""
+        if block.get("type") == "tool_use":
+            reply.calls.append(_call(block.get("id"), block.get("name"), json.dumps(block.get("input"))))
     reason = _word(body.get("stop_reason"))
     reply.finish = _MESSAGES_FINISH.get(reason or "", reason)
     reply.stop_sequence = _word(body.get("stop_sequence"))
@@ -160,22 +252,27 @@ def _read_messages(body: Mapping[str, Any]) -> Reply:
 def _follow_messages(events: Sequence[Event]) -> Reply:
     reply = Reply()
     order = []
-    blocks: dict[int, str] = {}
+    blocks: dict[Any, str] = {}
+    pieces = _Pieces(reply.faults)
     for body in _bodies(events, reply):
         kind = str(body.get("type"))
         order.append(kind)
-        index = body.get("index")
+        index = _place(body.get("index"))
         if kind == "message_start":
             reply.model = _word(_map(body.get("message")).get("model"))
         elif kind == "content_block_start":
+            block = _map(body.get("content_block"))
             if index in blocks:
                 reply.faults.append(f"block {index} begins twice")
-            blocks[int(index or 0)] = str(_map(body.get("content_block")).get("type"))
+            blocks[index] = str(block.get("type"))
+            if blocks[index] == "tool_use":
+                pieces.begin(index, block.get("id"), block.get("name"))
         elif kind == "content_block_delta":
             delta = _map(body.get("delta"))
-            fits = {"text": "text_delta", "thinking": "thinking_delta"}.get(blocks.get(int(index or 0), ""))
-            if delta.get("type") not in (fits, "signature_delta"):
-                reply.faults.append(f"a {delta.get('type')} is in block {index} of type {blocks.get(int(index or 0))}")
+            if delta.get("type") not in (_MESSAGES_DELTAS.get(blocks.get(index, "")), "signature_delta"):
+                reply.faults.append(f"a {delta.get('type')} is in block {index} of type {blocks.get(index)}")
+            elif blocks.get(index) == "tool_use":
+                pieces.add(index, delta.get("partial_json"))
             reply.text += _text(delta.get("text"))
             reply.reasoning += _text(delta.get("thinking"))
         elif kind == "message_delta":
@@ -188,6 +285,7 @@ def _follow_messages(events: Sequence[Event]) -> Reply:
         reply.faults.append(f"its events begin with {', '.join(order[:1])} and end with {', '.join(order[-2:])}")
     if order.count("content_block_start") != order.count("content_block_stop"):
         reply.faults.append("a block has no end")
+    reply.calls = pieces.calls()
     return _checked(reply)
 
 
@@ -207,9 +305,11 @@ def _read_responses(body: Mapping[str, Any]) -> Reply:
                 reply.text += text
             elif item.get("type") == "reasoning":
                 reply.reasoning += text
+        if item.get("type") == "function_call":
+            reply.calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
     status, reason = body.get("status"), _map(body.get("incomplete_details")).get("reason")
     if status == "completed":
-        reply.finish = STOP
+        reply.finish = CALLS if reply.calls else STOP
     elif reason == "max_output_tokens":
         reply.finish = LENGTH
     else:
@@ -220,6 +320,7 @@ def _read_responses(body: Mapping[str, Any]) -> Reply:
 def _follow_responses(events: Sequence[Event]) -> Reply:
     gathered = Reply()
     text, done, reasoning, numbers, final = "", None, "", [], None
+    arguments: dict[Any, str] = {}
     for body in _bodies(events, gathered):
         kind = str(body.get("type"))
         numbers.append(body.get("sequence_number"))
@@ -229,6 +330,9 @@ def _follow_responses(events: Sequence[Event]) -> Reply:
             done = _text(body.get("text"))
         elif kind in ("response.reasoning_text.delta", "response.reasoning.delta"):
             reasoning += _text(body.get("delta"))
+        elif kind == "response.function_call_arguments.delta":
+            index = _place(body.get("output_index"))
+            arguments[index] = arguments.get(index, "") + _text(body.get("delta"))
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
             final = _map(body.get("response"))
     if numbers != list(range(len(numbers))):
@@ -240,8 +344,45 @@ def _follow_responses(events: Sequence[Event]) -> Reply:
     reply.faults = gathered.faults + reply.faults
     if reply.text != text or done not in (None, text):
         reply.faults.append(f"its deltas say {text[:40]!r}, and its end {reply.text[:40]!r}")
+    if arguments and sorted(arguments.values()) != sorted(call.arguments for call in reply.calls):
+        said = ", ".join(repr(call.arguments[:40]) for call in reply.calls) or "no call"
+        reply.faults.append(f"its deltas say arguments {next(iter(arguments.values()))[:40]!r}, and its end {said}")
     reply.reasoning = reply.reasoning or reasoning
     return reply
+
+
+class _Pieces:
+    """Calls of a stream, by the place that each piece names."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self._faults = faults
+        self._begun: dict[Any, tuple[str, str]] = {}
+        self._arguments: dict[Any, str] = {}
+
+    def begin(self, index: Any, call_id: Any, name: Any) -> None:
+        """A piece that names its call; one that names it again must say the same."""
+        place, said = _place(index), (_text(call_id), _text(name))
+        known = self._begun.setdefault(place, said)
+        if any(new not in ("", old) for new, old in zip(said, known)):
+            self._faults.append(f"call {place} is {known[1]!r} and then {said[1]!r}")
+
+    def add(self, index: Any, arguments: Any) -> None:
+        place = _place(index)
+        if place not in self._begun and arguments:
+            self._faults.append(f"arguments come for call {place}, which has not begun")
+        self._arguments[place] = self._arguments.get(place, "") + _text(arguments)
+
+    def calls(self) -> list[Call]:
+        return [Call(*said, self._arguments.get(place, "")) for place, said in self._begun.items()]
+
+
+def _call(call_id: Any, name: Any, arguments: Any) -> Call:
+    return Call(_text(call_id), _text(name), _text(arguments))
+
+
+def _place(index: Any) -> Any:
+    """Something to find a block by: what is no number is kept as words, for the fault that it leads to."""
+    return index if isinstance(index, int) else str(index)
 
 
 def _checked(reply: Reply) -> Reply:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,21 @@ QUESTION = [{"role": "user", "content": "Which city is the capital of France? An
 
 
 @dataclass(frozen=True)
+class Promised:
+    """What the plan and the model let clients expect; made by _plan/promises.py, where the words are."""
+
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What clients may not expect, and why: tools, forced tools, thinking, effort, vision, sampling."""
+    efforts: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """{level: {API: {status, effort}}}"""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of a request by the name of the preset."""
+    images: int | None = None
+    """The most of one request; None where the plan says nothing."""
+    slo: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Planned:
     """What the plan promises about the engine."""
 
@@ -25,6 +40,8 @@ class Planned:
     vllm_version: str | None = None
     model_root: str | None = None
     api_key_required: bool = False
+    promised: Promised | None = None
+    """None: the probe was not told."""
 
 
 @dataclass(frozen=True)

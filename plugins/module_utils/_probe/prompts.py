@@ -94,6 +94,16 @@ def messages_of_length(text: str, nonce: str, tokens: int, count: Callable[[Mess
     )
 
 
+def with_needle(messages: Messages, code: str, depth: float) -> Messages:
+    """*messages* of unique_messages with a sentence that names *code*, at *depth* (0 to 1) of the filler's words."""
+    head, _end, rest = messages[0]["content"].partition("\n")
+    filler, newline, question = rest.rpartition("\n")
+    words = filler.split(" ")
+    place = round(len(words) * depth)
+    text = " ".join([*words[:place], f"The code word is {code}.", *words[place:]])
+    return [{"role": "user", "content": f"{head}\n{text}{newline}{question}"}]
+
+
 def _filled(
     counted: Callable[[int, str], tuple[Messages, int]], words: int, length: int, tokens: int, attempts: int
 ) -> Messages | None:

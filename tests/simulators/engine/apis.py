@@ -28,16 +28,31 @@ def wrong_field(path: str, body: Any) -> str | None:
 def as_chat(path: str, body: dict[str, Any], faulty: Faulty) -> dict[str, Any]:
     """The same request as a chat's."""
     if path == "/v1/messages":
-        system, messages, stop = body.get("system"), body["messages"], body.get("stop_sequences")
+        system, messages, stop = body.get("system"), _turns(body["messages"]), body.get("stop_sequences")
     elif path == "/v1/responses":
         asked = body["input"]
-        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _turns(asked)
         system, stop = body.get("instructions"), None
     else:
         return body
     if system is not None and not faulty("system_dropped"):
         messages = [{"role": "system", "content": system}, *messages]
     return {**body, "messages": messages, "max_tokens": body.get(LIMITS[path], 16), "stop": stop}
+
+
+def _turns(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns of a conversation as a chat's: results of tools are turns of their own."""
+    turns = []
+    for turn in raw:
+        if turn.get("type") == "function_call_output":
+            turns.append({"role": "tool", "content": turn["output"]})
+        elif turn.get("type") == "function_call":
+            turns.append({"role": "assistant", "content": ""})
+        elif isinstance(turn["content"], list) and turn["content"][0].get("type") == "tool_result":
+            turns += [{"role": "tool", "content": part["content"]} for part in turn["content"]]
+        else:
+            turns.append(turn)
+    return turns
 
 
 def messages_usage(prompt: int, tokens: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.simulators.engine import apis
+from tests.simulators.engine import apis, mind, said
 
 FAULTS = {
     "wrong_model_id": "another model is served",
@@ -57,6 +57,35 @@ FAULTS = {
     "random_answers": "no two answers are equal",
     "seed_ignored": "with a temperature no two answers are equal",
     "text_damaged": "characters of four bytes are replaced",
+    "required_ignored": "a required call is not made",
+    "named_ignored": "another tool than the named one is called",
+    "auto_never": "no tool is called that the request does not force",
+    "auto_always": "a tool is called where none is of use",
+    "wrong_city": "a call asks for another city",
+    "parallel_one": "one call of two is made",
+    "result_dropped": "the results of tools do not reach the model",
+    "arguments_null": "the arguments of calls are null",
+    "long_argument_lost": "a stream loses a piece of long arguments",
+    "tool_unknown": "a tool is called that was not offered",
+    "call_in_text": "calls stay in the text",
+    "call_without_id": "calls have no id",
+    "calls_of_one_id": "all calls of an answer have one id",
+    "calls_end_for_stop": "answers with calls end as answers without",
+    "thoughts_in_text": "thoughts are part of the text",
+    "thoughts_missing": "thoughts are dropped",
+    "thinking_stuck": "thinking cannot be turned off",
+    "effort_refused": "levels of effort are refused",
+    "effort_500": "levels that the template does not know are a 500",
+    "effort_ignored": "levels of effort do nothing",
+    "preset_refused": "a penalty is refused",
+    "limit_early": "the context ends a token before its limit",
+    "limit_late": "the context ends a token after its limit",
+    "images_blind": "pictures are not seen",
+    "images_mixed": "pictures are in another order",
+    "images_mirrored": "numbers are read from the right",
+    "images_fewer": "fewer pictures are accepted than were planned",
+    "images_unlimited": "any number of pictures is accepted",
+    "needle_lost": "long inputs are not read to their end",
 }
 
 STALLS = {
@@ -87,6 +116,8 @@ class Behaviour:
     """Write each event in two pieces, cut inside a character where there is one."""
     prefill_tokens_per_s: float | None = None
     """How fast prompts are read, one after the other; token counters move only at their end."""
+    images: int = 4
+    """Of one request."""
     faults: frozenset[str] = frozenset()
 
 
@@ -196,7 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._broken()
             return
         if self.path == "/tokenize":
-            self._json(200, {"count": count_tokens(body["messages"]) + self._faulty("tokenize_off"), "tokens": []})
+            count = count_tokens(body["messages"]) + self._template_tokens(body.get("chat_template_kwargs") or {})
+            self._json(200, {"count": count + self._faulty("tokenize_off"), "tokens": []})
         elif self.path in (*apis.LIMITS, "/v1/completions"):
             self._hang("frozen_core", "asleep")
             if self._faulty("fails_tokens"):
@@ -263,8 +295,47 @@ class _Handler(BaseHTTPRequestHandler):
             if wrong:
                 self._error(400, f"{wrong}: Input should be valid")
                 return
-            body = apis.as_chat(self.path, body, self._faulty)
+            effort = self._effort(body)
+            if effort is None:
+                return
+            body = apis.as_chat(self.path, {**body, "chat_template_kwargs": effort}, self._faulty)
+            if self._faulty("preset_refused") and "presence_penalty" in body:
+                self._error(400, "presence_penalty: not allowed")
+                return
+            images, most = mind.count_images(body["messages"]), self.behaviour.images - self._faulty("images_fewer")
+            if images > most and not self._faulty("images_unlimited"):
+                self._error(400, f"At most {most} image(s) may be provided in one prompt.")
+                return
         self._generate(body)
+
+    def _effort(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The template's options with the effort that the request says; None where it was refused."""
+        options = dict(body.get("chat_template_kwargs") or {})
+        said_by = {
+            "/v1/chat/completions": body.get("reasoning_effort"),
+            "/v1/messages": (body.get("output_config") or {}).get("effort"),
+            "/v1/responses": (body.get("reasoning") or {}).get("effort"),
+        }
+        level = said_by[self.path]
+        if level == "none" and self.path != "/v1/messages":
+            options["enable_thinking"] = False
+            return options
+        level = level or options.get("reasoning_effort")
+        if level is None:
+            return options
+        if level not in mind.EFFORT_TOKENS:
+            self._error(500 if self._faulty("effort_500") else 400, f"reasoning_effort {level} is not supported")
+            return None
+        if self._faulty("effort_refused"):
+            self._error(400, "reasoning_effort is not supported")
+            return None
+        return {**options, "reasoning_effort": level}
+
+    def _template_tokens(self, options: dict[str, Any], ignored: bool = False) -> int:
+        """What the options of the template add to a prompt; with *ignored* levels of effort, without these."""
+        off = mind.OFF_TOKENS if options.get("enable_thinking") is False else 0
+        level = "" if ignored else options.get("reasoning_effort", "")
+        return off + mind.EFFORT_TOKENS.get(level, 0)
 
     def _generate(self, body: dict[str, Any]) -> None:
         if "prompt" in body:
@@ -293,8 +364,10 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("model") != self.behaviour.model and not self._faulty("any_model"):
             self._error(404, f"The model `{body.get('model')}` does not exist.")
             return
-        prompt = count_tokens(body["messages"])
-        if prompt + body["max_tokens"] > limit:
+        options = body.get("chat_template_kwargs") or {}
+        prompt = count_tokens(body["messages"]) + self._template_tokens(options, self._faulty("effort_ignored"))
+        room = limit - self._faulty("limit_early") + self._faulty("limit_late")
+        if prompt + body["max_tokens"] > room:
             if self._faulty("over_long_500"):
                 self._error(500, "Internal Server Error")
             elif self._faulty("over_long_wordless"):
@@ -303,6 +376,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(400, f"This model's maximum context length is {limit} tokens. Your request has {prompt}.")
             return
         self._note_prefix(body, prompt)
+        meant = mind.answer(body, self._faulty)
+        if meant is not None and body["max_tokens"] > 1 and "prompt" not in body:
+            self._say(body, prompt, meant)
+            return
         tokens = body["max_tokens"] // 2 if self._faulty("few_tokens") else body["max_tokens"]
         words = self._words(body, tokens)
         finish, stop = "length", None
@@ -332,6 +409,32 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, answer)
             return
         self._count(prompt, tokens, first_s, time.monotonic() - started)
+
+    def _say(self, body: dict[str, Any], prompt: int, meant: mind.Said) -> None:
+        """An answer with a meaning; how long it takes is of no interest."""
+        tokens = min(len((meant.text + meant.reasoning).split()) + 4 * len(meant.calls) or 1, body["max_tokens"])
+        self._count(prompt, tokens, 0.0, 0.0)
+        model = self.behaviour.model
+        if self.path == "/v1/chat/completions":
+            whole, follow = said.chat_whole, said.chat_events
+            arguments: tuple[Any, ...] = (meant, model, self._usage(prompt, tokens), self._faulty)
+        else:
+            other = self.path == "/v1/messages"
+            whole = said.messages_whole if other else said.responses_whole
+            follow = said.messages_events if other else said.responses_events
+            arguments = (meant, model, prompt, tokens, self._faulty)
+        if not body.get("stream"):
+            self._json(200, whole(*arguments))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for event in follow(*arguments):
+            self._event(event, event.get("type"))
+        if self.path == "/v1/chat/completions":
+            self._write(b"data: [DONE]\n\n")
+        self._write(b"")
 
     def _words(self, body: dict[str, Any], tokens: int) -> list[str]:
         if self._faulty("empty_text") or (self._faulty("messages_empty") and self.path == "/v1/messages"):

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from ansible_collections.socle.inference.plugins.action.vllm_acceptance import suite_checks
+from ansible_collections.socle.inference.plugins.module_utils._plan.effort import effort_table
+from ansible_collections.socle.inference.plugins.module_utils._plan.models import Effort
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
     refuse_wrong_key,
@@ -18,20 +20,33 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance 
 from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, public_version
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
-from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned, Promised
+from ansible_collections.socle.inference.plugins.plugin_utils.data_path import data_path
 
 from tests.simulators.engine import FAULTS, Behaviour, EngineDouble
 
 ROOT = Path(__file__).parents[3]
-SMOKE, STANDARD = (
-    yaml.safe_load((ROOT / f"suites/{name}.yml").read_text())["checks"] for name in ("smoke", "standard")
+SUITES = {name: suite_checks(data_path(None, {}), name) for name in data_path(None, {}).names("suites")}
+SMOKE, FULL = SUITES["smoke"], SUITES["full"]
+LEVELS = Effort(levels=("xhigh", "medium", "low"), default="xhigh", aliases={})
+PROMISED = Promised(
+    efforts={
+        level: {api: {"status": found.status, "effort": found.effort} for api, found in row.items()}
+        for level, row in effort_table("0.32.0", LEVELS).items()
+    },
+    presets={"default": {"temperature": 1.0, "top_p": 0.95}, "calm": {"temperature": 0.7, "presence_penalty": 1.5}},
+    images=4,
 )
 APIS = {"messages", "messages_stream", "responses", "responses_stream"}
+CALLING = {"tools_required", "tools_named", "tools_auto", "tools_parallel", "tools_long_argument"}
+MEANT = {*CALLING, "tool_result", "tools_unneeded", "thinking", "thinking_off", "image_number", "images_in_order"}
+"""What is asked by each API, whole and streamed, and understood."""
+BY_ALL = {*MEANT, "system_prompt", "api_errors", "exact_limit", "effort", "images_most"}
 KEY = "sk-of-the-test"
 
 
-def accept(checks: list[Any] = STANDARD, key: str | None = KEY, required: bool = True, **how: Any) -> dict[str, Any]:
-    planned = Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=required)
+def accept(checks: list[Any] = FULL, key: str | None = KEY, required: bool = True, **how: Any) -> dict[str, Any]:
+    planned = Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=required, promised=PROMISED)
     with EngineDouble(Behaviour(api_key=key, **how)) as double, EngineClient(double.base_url, key) as client:
         return run_suite("smoke", parse_checks(checks), Context(client, planned))
 
@@ -44,7 +59,7 @@ def test_an_engine_that_is_right_passes_everything() -> None:
     result = accept()
     assert {check["id"]: check["status"] for check in result["checks"]} == dict.fromkeys(CHECKS, "passed")
     assert (result["verdict"], result["passed"]) == ("passed", len(CHECKS))
-    assert [check["id"] for check in result["checks"]] == [line["id"] for line in STANDARD]
+    assert [check["id"] for check in result["checks"]] == [line["id"] for line in FULL]
 
 
 def test_the_documentation_names_each_check_with_its_suites() -> None:
@@ -54,14 +69,30 @@ def test_the_documentation_names_each_check_with_its_suites() -> None:
         if line.startswith("| `") and line.count("|") == 4
     ]
     told = {check.strip("`"): suites for checks, suites in rows for check in checks.split(", ")}
-    both = {line["id"] for line in SMOKE}
-    assert {check: suites for check, suites in told.items() if check not in ("smoke", "standard")} == {
-        check: "both" if check in both else "standard" for check in CHECKS
+    own = {name: {line["id"] for line in lines} for name, lines in SUITES.items() if name != "full"}
+    # All begin with smoke, and agent with standard.
+    within = {
+        check: "all"
+        if check in own["smoke"]
+        else ", ".join(
+            name
+            for name in ("standard", "agent", "vision", "long_context")
+            if check in own[name] and not (name == "agent" and check in own["standard"])
+        )
+        for check in CHECKS
     }
+    assert {check: suites for check, suites in told.items() if check not in SUITES} == within
 
 
-def test_the_suite_standard_holds_all_of_smoke() -> None:
-    assert [line for line in STANDARD if line in SMOKE] == SMOKE
+@pytest.mark.parametrize("name", sorted(SUITES))
+def test_every_suite_begins_with_smoke(name: str) -> None:
+    assert SUITES[name][: len(SMOKE)] == SMOKE
+
+
+def test_the_suite_full_holds_every_check_with_the_consequences_that_it_has_elsewhere() -> None:
+    assert {line["id"] for line in FULL} == set(CHECKS)
+    elsewhere = {line["id"]: line.get("on_failure") for lines in SUITES.values() for line in lines}
+    assert {line["id"]: line.get("on_failure") for line in FULL} == elsewhere
 
 
 def test_the_key_never_shows() -> None:
@@ -75,14 +106,14 @@ def test_the_key_never_shows() -> None:
         ("wrong_length", {"served_model"}),
         ("wrong_version", {"engine_version"}),
         ("empty_text", {"chat", "chat_stream", "alive", "stop", *APIS}),
-        ("usage_off", {"chat", "chat_stream", "alive"}),
-        ("no_usage", {"chat", "chat_stream", "prompt_tokens", "system_prompt", "alive"}),
+        ("usage_off", {"chat", "chat_stream", "alive", *MEANT}),
+        ("no_usage", {"chat", "chat_stream", "prompt_tokens", "system_prompt", "alive", "exact_limit", "effort"}),
         ("cut_stream", {"chat_stream"}),
         ("reset_stream", {"chat_stream"}),
         ("error_frame", {"chat_stream"}),
         ("aborted", {"chat_stream"}),
-        ("tokenize_off", {"prompt_tokens", "system_prompt"}),
-        ("over_long_500", {"over_long"}),
+        ("tokenize_off", {"prompt_tokens", "system_prompt", "needle", "effort"}),
+        ("over_long_500", {"over_long", "exact_limit"}),
         ("over_long_wordless", {"over_long"}),
         ("any_model", {"unknown_model", "api_errors"}),
         ("broken_json_200", {"broken_json"}),
@@ -90,12 +121,12 @@ def test_the_key_never_shows() -> None:
         ("no_metrics", {"metrics"}),
         ("no_auth", {"api_key"}),
         ("few_tokens", {"chat", "chat_stream", "prompt_tokens", "alive", *APIS}),
-        ("messages_missing", {"messages", "messages_stream", "system_prompt", "stop", "api_errors"}),
+        ("messages_missing", {"messages", "messages_stream", "stop", *BY_ALL}),
         ("messages_empty", {"messages", "messages_stream", "stop"}),
         ("messages_block_open", {"messages_stream"}),
         ("messages_no_stop", {"messages_stream"}),
         ("messages_error", {"messages_stream"}),
-        ("responses_missing", {"responses", "responses_stream", "system_prompt", "api_errors"}),
+        ("responses_missing", {"responses", "responses_stream", *BY_ALL}),
         ("responses_usage_off", {"responses", "responses_stream"}),
         ("responses_delta_lost", {"responses_stream"}),
         ("responses_number_gap", {"responses_stream"}),
@@ -109,6 +140,35 @@ def test_the_key_never_shows() -> None:
         ("random_answers", {"repeatable"}),
         ("seed_ignored", {"repeatable"}),
         ("text_damaged", {"unicode"}),
+        ("required_ignored", {"tools_required"}),
+        ("named_ignored", {"tools_named"}),
+        ("auto_never", {"tools_auto", "tools_parallel", "tools_long_argument"}),
+        ("auto_always", {"tools_unneeded"}),
+        ("wrong_city", {"tools_auto"}),
+        ("parallel_one", {"tools_parallel"}),
+        ("result_dropped", {"tool_result"}),
+        ("arguments_null", CALLING),
+        ("long_argument_lost", {"tools_long_argument"}),
+        ("tool_unknown", CALLING),
+        ("call_in_text", CALLING),
+        ("call_without_id", CALLING),
+        ("calls_of_one_id", {"tools_parallel"}),
+        ("calls_end_for_stop", CALLING - {"tools_named"}),
+        ("thoughts_in_text", {"thinking"}),
+        ("thoughts_missing", {"thinking"}),
+        ("thinking_stuck", {"thinking_off"}),
+        ("effort_refused", {"effort"}),
+        ("effort_500", {"effort"}),
+        ("effort_ignored", {"effort"}),
+        ("preset_refused", {"sampling"}),
+        ("limit_early", {"exact_limit"}),
+        ("limit_late", {"exact_limit"}),
+        ("images_blind", {"image_number", "images_in_order"}),
+        ("images_mixed", {"images_in_order"}),
+        ("images_mirrored", {"image_number"}),
+        ("images_fewer", {"images_most"}),
+        ("images_unlimited", {"images_most"}),
+        ("needle_lost", {"needle"}),
     ],
 )
 def test_each_fault_is_found(fault: str, failing: set[str]) -> None:
@@ -117,7 +177,7 @@ def test_each_fault_is_found(fault: str, failing: set[str]) -> None:
     assert found - {"prompt_tokens"} == failing - {"prompt_tokens"}
     if fault in ("tokenize_off", "no_usage"):
         assert "prompt_tokens" in found
-    degrading = {line["id"] for line in STANDARD if line.get("on_failure") == "degraded"}
+    degrading = {line["id"] for line in FULL if line.get("on_failure") == "degraded"}
     assert (result["verdict"], result["errors"]) == ("degraded" if failing <= degrading else "failed", 0)
     for check in result["checks"]:
         assert check["status"] == "passed" or (check["expected"] and check["found"] and check["remedy"])
