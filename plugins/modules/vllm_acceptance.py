@@ -205,6 +205,10 @@ acceptance:
           type: list
           elements: dict
           returned: always
+        figures:
+          description: Numbers of the check that later runs are compared with, such as C(corrupted) of C(conversations).
+          type: dict
+          returned: always
         duration_ms:
           description: How long the check took.
           type: float
@@ -307,7 +311,7 @@ def main():
             acceptance = run_suite(
                 asked["suite"],
                 wanted,
-                Context(client, planned),
+                Context(client, planned, lambda done, total, unit: progress.update("checking", done, total, unit)),
                 report=lambda done, total, last: progress.update("checking", done, total, "checks", last),
             )
     except SocleError as error:

@@ -115,6 +115,7 @@ def preview(suite: str, wanted: Sequence[Wanted]) -> dict[str, Any]:
             "found": None,
             "remedy": None,
             "evidence": [],
+            "figures": {},
             "duration_ms": None,
         }
         for check in wanted
@@ -164,5 +165,6 @@ def _run_check(check: Wanted, context: Context, clock: Callable[[], int]) -> dic
         "found": outcome.found,
         "remedy": None if outcome.status in ("passed", "skipped") else outcome.remedy,
         "evidence": context.client.redact_all(outcome.evidence),
+        "figures": outcome.figures,
         "duration_ms": round((clock() - started) / 1e6, 1),
     }

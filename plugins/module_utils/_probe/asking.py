@@ -16,7 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.dialects im
     Reply,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault
-from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome, fitting
 
 REQUEST_EXCERPT, ANSWER_EXCERPT = 500, 2000
 
@@ -88,10 +88,8 @@ def ask_by_all(
     reason = unplanned(context, needed)
     if reason:
         return Outcome("skipped", expected, reason)
-    limit = context.planned.max_model_len
-    if limit:
-        # What a short context cannot hold is asked for shorter: the answers here end long before.
-        question = replace(question, max_tokens=max(min(question.max_tokens, limit // 2), 1))
+    # The answers here end long before.
+    question = replace(question, max_tokens=fitting(context, question.max_tokens, 0.5))
     wrong: list[str] = []
     evidence: list[dict[str, Any]] = []
     for dialect in DIALECTS.values():

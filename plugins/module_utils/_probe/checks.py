@@ -16,6 +16,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe import chec
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_length as length
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_thinking as thinking
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_tools as tools
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_use as use
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_vision as vision
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
     CHAT,
@@ -271,9 +272,40 @@ CHECKS: dict[str, Check] = {
     "images_in_order": Check(vision.images_in_order, "Pictures keep their order", {"max_tokens": 32}, 1),
     "images_most": Check(vision.images_most, "The planned number of images passes, and not more", {}, 1),
     "needle": Check(
-        length.needle, "Long inputs are read to their end", {"shares": [0.25, 0.5, 0.75, 0.92], "max_tokens": 64}, 2
+        length.needle, "Long inputs are read to their end", {"shares": [0.25, 0.5, 0.75, 0.92], "max_tokens": 64}, 3
     ),
-    "metrics": Check(metrics, "/metrics has the core names", {"names": list(CORE_METRICS)}, 3),
+    "canary": Check(
+        use.canary,
+        "A conversation does not depend on the cache",
+        {"turns": 4, "prefix_words": 600, "max_tokens": 96},
+        4,
+    ),
+    "state": Check(
+        use.state,
+        "A long prompt is answered alike cold, warm and evicted",
+        {"prefix_words": 1500, "max_tokens": 96, "evict_most_tokens": 400_000},
+        5,
+    ),
+    "tool_soak": Check(
+        use.tool_soak,
+        "Tool calls are right each time",
+        {
+            "conversations": 200,
+            "at_once": 8,
+            "prefix_words": 600,
+            "max_tokens": 512,
+            "most_corrupted": 0,
+            "reference": None,
+        },
+        6,
+    ),
+    "known_answers": Check(
+        use.known_answers,
+        "What the model knows, it knows after load as well",
+        {"least_right": 0.8, "most_lost": 0, "load_requests": 64, "at_once": 16, "max_tokens": 64},
+        7,
+    ),
+    "metrics": Check(metrics, "/metrics has the core names", {"names": list(CORE_METRICS)}, 9),
     "api_key": Check(api_key, "The API key is enforced", {}, 1),
-    "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 3),
+    "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 9),
 }

@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.judge impor
     Outcome,
     answered,
     judge,
+    no_thoughts,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import (
     Messages,
@@ -92,7 +93,7 @@ def needle(context: Context, params: dict[str, Any]) -> Outcome:
                 "messages": messages,
                 "max_tokens": params["max_tokens"],
                 "temperature": 0,
-                **_no_thoughts(context),
+                **no_thoughts(context),
             },
         )
         text, _finish, usage = answered(answer)
@@ -123,7 +124,7 @@ def needle_messages(context: Context, tokens: int, code: str, depth: float) -> M
                 "model": context.model,
                 "messages": with_needle(messages, code, depth),
                 "add_generation_prompt": True,
-                **_no_thoughts(context),
+                **no_thoughts(context),
             },
         )
         found = counted.json().get("count") if counted.status == 200 else None
@@ -135,9 +136,3 @@ def needle_messages(context: Context, tokens: int, code: str, depth: float) -> M
         raise ProbeError(f"The planned length leaves {tokens} tokens for the input; ask for larger shares.")
     question = "What is the code word in the text above? Answer with the code word only."
     return with_needle(messages_of_length(question, secrets.token_hex(8), tokens, count), code, depth)
-
-
-def _no_thoughts(context: Context) -> dict[str, Any]:
-    promised = context.planned.promised
-    thinks = promised is not None and "thinking" not in promised.lacks
-    return {"chat_template_kwargs": {"enable_thinking": False}} if thinks else {}

@@ -11,9 +11,8 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils._probe import pictures
 from ansible_collections.socle.inference.plugins.module_utils._probe.asking import Asked, ask_by_all, unplanned
 from ansible_collections.socle.inference.plugins.module_utils._probe.dialects import DIALECTS, Question
-from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome, judge
+from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome, judge, no_thoughts
 
-NO_THOUGHTS = {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
 SMALL = 64
 """Pixels of a side, where the number of images is what is asked about."""
 
@@ -32,7 +31,7 @@ def image_number(context: Context, params: dict[str, Any]) -> Outcome:
             "Which number does the picture show? Answer with its digits only.",
             params["max_tokens"],
             images=[pictures.number(digits)],
-            options=_options(context),
+            options={"temperature": 0, **no_thoughts(context)},
         ),
         faults,
         f"the number {digits} read from a picture",
@@ -57,7 +56,7 @@ def images_in_order(context: Context, params: dict[str, Any]) -> Outcome:
             "Name the colour of each of the three pictures, in their order, one word each.",
             params["max_tokens"],
             images=[pictures.plain(colour) for colour in colours],
-            options=_options(context),
+            options={"temperature": 0, **no_thoughts(context)},
         ),
         faults,
         f"the colours {', '.join(colours)} of three pictures, in this order",
@@ -77,7 +76,9 @@ def images_most(context: Context, params: dict[str, Any]) -> Outcome:
     picture = pictures.plain("blue", SMALL)
     for dialect in DIALECTS.values():
         for count, right in ((most, (200,)), (most + 1, (400, 422))):
-            question = Question("What is shown?", 1, images=[picture] * count, options=_options(context))
+            question = Question(
+                "What is shown?", 1, images=[picture] * count, options={"temperature": 0, **no_thoughts(context)}
+            )
             answer = context.client.post(dialect.path, dialect.ask(context.model, question))
             if answer.status not in right:
                 answers.append(answer)
@@ -90,9 +91,3 @@ def images_most(context: Context, params: dict[str, Any]) -> Outcome:
         "fit max-model-len.",
         *answers,
     )
-
-
-def _options(context: Context) -> dict[str, Any]:
-    """Thinking off where the model can think: thoughts would take the tokens of the answer."""
-    promised = context.planned.promised
-    return NO_THOUGHTS if promised and "thinking" not in promised.lacks else {"temperature": 0}

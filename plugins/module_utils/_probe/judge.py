@@ -48,6 +48,8 @@ class Planned:
 class Context:
     client: EngineClient
     planned: Planned
+    report: Callable[[int, int, str], None] = lambda done, total, unit: None
+    """How far a check is that takes long."""
 
     @property
     def model(self) -> str:
@@ -61,6 +63,8 @@ class Outcome:
     found: str
     remedy: str = ""
     evidence: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Numbers that later runs are compared with."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,19 @@ class Check:
 def judge(right: bool, expected: str, found: str, remedy: str, *exchanges: Exchange) -> Outcome:
     evidence = [exchange.evidence() for exchange in exchanges]
     return Outcome("passed" if right else "failed", expected, found, remedy, evidence)
+
+
+def fitting(context: Context, tokens: int, share: float) -> int:
+    """*tokens*, or that *share* of the planned length where that is less: a short context cannot hold all."""
+    limit = context.planned.max_model_len
+    return max(min(tokens, int(limit * share)), 1) if limit else tokens
+
+
+def no_thoughts(context: Context) -> dict[str, Any]:
+    """Thinking off where the model can think: thoughts would take the tokens of the answer."""
+    promised = context.planned.promised
+    thinks = promised is not None and "thinking" not in promised.lacks
+    return {"chat_template_kwargs": {"enable_thinking": False}} if thinks else {}
 
 
 def chat_body(context: Context, max_tokens: int, **more: Any) -> dict[str, Any]:

@@ -72,6 +72,8 @@ LAMP = Tool(
 )
 """With UNIT for calls that a grammar forces: no argument is free text, which a small model would not end."""
 
+TOOLS = (WEATHER, WRITE, UNIT, LAMP)
+
 
 def call_faults(call: Call, tools: Iterable[Tool]) -> list[str]:
     """What is wrong with *call*: no id, a tool that was not offered, arguments that are no JSON or break the schema."""

@@ -34,7 +34,28 @@ class Said:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
-def answer(body: dict[str, Any], faulty: Faulty) -> Said | None:
+KNOWN = {
+    "12 times 12": "144",
+    "leap year": "366",
+    "nearest to the Sun": "Mercury",
+    "symbol of gold": "Au",
+    "Kyoto": "Japan",
+    "square root of 81": "9",
+    "hexagon": "six",
+    "between Europe and America": "the Atlantic",
+    "\u6cd5\u56fd": "\u5df4\u9ece",
+    "plural of mouse": "mice",
+    "photosynthesis": "carbon dioxide",
+    "two hours": "120",
+}
+
+
+def soaked(body: dict[str, Any]) -> bool:
+    """One of many conversations, and one of those that faults of them hit."""
+    return "no importance" in str(body["messages"][0].get("content")) and "Lima" in str(body["messages"][1]["content"])
+
+
+def answer(body: dict[str, Any], faulty: Faulty, loaded: bool = False) -> Said | None:
     """What the double says to a chat request; None where any words will do."""
     messages, tools = body["messages"], _tools(body.get("tools"))
     results = [str(message["content"]) for message in messages if message.get("role") == "tool"]
@@ -42,16 +63,29 @@ def answer(body: dict[str, Any], faulty: Faulty) -> Said | None:
         return Said("I do not know." if faulty("result_dropped") else f"The tool says: {' '.join(results)}")
     content, images = _content(messages[-1]) if messages else ("", [])
     if tools:
-        return _with_tools(content, tools, body.get("tool_choice"), faulty)
+        said = _with_tools(content, tools, body.get("tool_choice"), faulty)
+        return _soaked(said, faulty) if soaked(body) else said
     if images:
         return Said(_seen(images, faulty))
     code = re.search(r"The code word is (\S+)\.", content)
     if code:
         lost = faulty("needle_lost") and len(content.split()) > 250
         return Said("There is none." if lost else code.group(1))
+    known = next((right for part, right in KNOWN.items() if part in content), None)
+    if known is not None:
+        return Said("fifty-five" if faulty("knows_little") or (loaded and faulty("forgets")) else known)
     if "17 + 25" in content:
         return _sum(body.get("chat_template_kwargs") or {}, faulty)
     return None
+
+
+def _soaked(said: Said, faulty: Faulty) -> Said:
+    name, arguments = said.calls[0] if said.calls else ("", "")
+    if faulty("soak_null"):
+        return Said(calls=[(name, json.dumps(dict.fromkeys(json.loads(arguments))))])
+    if faulty("soak_half"):
+        return Said(calls=[(name, arguments[: len(arguments) // 2])])
+    return Said() if faulty("soak_empty") else said
 
 
 def _sum(options: dict[str, Any], faulty: Faulty) -> Said:
@@ -111,7 +145,9 @@ def _with_tools(content: str, tools: dict[str, dict[str, Any]], choice: Any, fau
         cities = ["Paris"] if faulty("parallel_one") else ["Paris", "Rome"]
         calls += [("get_weather", {"city": city}) for city in cities]
     elif "Use the tool" in content or (faulty("auto_always") and "get_weather" in tools and "lines" not in content):
-        calls.append(("get_weather", {"city": "Berlin" if faulty("wrong_city") else "Paris"}))
+        asked = re.search(r"temperature in (\w+)", content)
+        city = asked.group(1) if asked else "Paris"
+        calls.append(("get_weather", {"city": "Berlin" if faulty("wrong_city") and not asked else city}))
     elif "Write exactly these lines" in content:
         calls.append(("write_file", {"path": "notes.txt", "lines": content.splitlines()[1:]}))
     if faulty("auto_never") and not named and kind == "auto":

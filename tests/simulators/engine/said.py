@@ -70,8 +70,16 @@ def _messages_blocks(said: Said, faulty: Faulty) -> list[dict[str, Any]]:
     if said.text:
         blocks.append({"type": "text", "text": said.text})
     for number, (name, arguments) in enumerate(said.calls):
-        blocks.append({"type": "tool_use", "id": _id(number, faulty), "name": name, "input": json.loads(arguments)})
+        blocks.append({"type": "tool_use", "id": _id(number, faulty), "name": name, "input": _input(arguments)})
     return blocks
+
+
+def _input(arguments: str) -> Any:
+    """As parsers do that give up on what is cut: nothing is left of it."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {}
 
 
 def messages_whole(said: Said, model: str, prompt: int, tokens: int, faulty: Faulty) -> dict[str, Any]:

@@ -85,6 +85,15 @@ FAULTS = {
     "images_mirrored": "numbers are read from the right",
     "images_fewer": "fewer pictures are accepted than were planned",
     "images_unlimited": "any number of pictures is accepted",
+    "cache_corrupts": "answers out of the cache are other ones",
+    "eviction_corrupts": "answers are other ones once blocks were given to others",
+    "conversation_drifts": "long conversations out of the cache go another way",
+    "soak_null": "under load some calls have null arguments",
+    "soak_half": "under load some calls are cut",
+    "soak_empty": "under load some turns are empty",
+    "soak_dies": "under load some requests are a 500",
+    "knows_little": "easy questions are answered wrongly",
+    "forgets": "after a load answers are wrong",
     "needle_lost": "long inputs are not read to their end",
 }
 
@@ -118,6 +127,8 @@ class Behaviour:
     """How fast prompts are read, one after the other; token counters move only at their end."""
     images: int = 4
     """Of one request."""
+    cache_tokens: int = 1_000_000
+    """What the prefix cache holds."""
     faults: frozenset[str] = frozenset()
 
 
@@ -126,7 +137,10 @@ class State:
     """What /metrics counts."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    seen: set[str] = field(default_factory=set)
+    seen: dict[str, int] = field(default_factory=dict)
+    """Prompts in the cache, the oldest first, with their tokens."""
+    evicted: set[str] = field(default_factory=set)
+    salts: set[str] = field(default_factory=set)
     hits: int = 0
     finished: int = 0
     prompt_tokens: int = 0
@@ -134,6 +148,8 @@ class State:
     ttft_s: float = 0.0
     e2e_s: float = 0.0
     dead: bool = False
+    loaded: bool = False
+    """A load was seen."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     chunks: int = 0
@@ -183,6 +199,12 @@ class EngineDouble:
 def count_tokens(messages: list[dict[str, Any]]) -> int:
     """One token for a word, and the template's."""
     return TEMPLATE_TOKENS + sum(len(str(message.get("content", "")).split()) for message in messages)
+
+
+def _sure_of(word: str) -> dict[str, Any]:
+    """A token with its logarithm of probability, far ahead of the next likeliest."""
+    top = [{"token": word, "logprob": -0.01}, {"token": "?", "logprob": -6.0}]
+    return {"token": word, "logprob": -0.01, "top_logprobs": top}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -375,13 +397,20 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._error(400, f"This model's maximum context length is {limit} tokens. Your request has {prompt}.")
             return
-        self._note_prefix(body, prompt)
-        meant = mind.answer(body, self._faulty)
+        spoiled = self._note_prefix(body, prompt)
+        if self._faulty("soak_dies") and mind.soaked(body):
+            self._error(500, "EngineCore encountered an issue")
+            return
+        if "Continue this list" in str(body["messages"][-1]["content"]):
+            self.state.loaded = True
+        meant = mind.answer(body, self._faulty, self.state.loaded)
         if meant is not None and body["max_tokens"] > 1 and "prompt" not in body:
             self._say(body, prompt, meant)
             return
         tokens = body["max_tokens"] // 2 if self._faulty("few_tokens") else body["max_tokens"]
         words = self._words(body, tokens)
+        if spoiled:
+            words[len(words) // 2 :] = ["corrupted "] * (len(words) - len(words) // 2)
         finish, stop = "length", None
         text = "".join(words)
         if body.get("stop") and body["stop"][0] in text and not self._faulty("stop_ignored"):
@@ -402,6 +431,8 @@ class _Handler(BaseHTTPRequestHandler):
                 choice["text"] = self._echo(body) + "".join(words)
             else:
                 choice["message"] = {"role": "assistant", "content": "".join(words)}
+            if body.get("logprobs"):
+                choice["logprobs"] = {"content": [_sure_of(word) for word in words]}
             answer: dict[str, Any] = {"model": self.behaviour.model, "choices": [choice]}
             if not self._faulty("no_usage"):
                 answer["usage"] = self._usage(prompt, tokens)
@@ -480,15 +511,29 @@ class _Handler(BaseHTTPRequestHandler):
             self._event(event, event["type"])
         self._write(b"")
 
-    def _note_prefix(self, body: dict[str, Any], prompt: int) -> None:
+    def _note_prefix(self, body: dict[str, Any], prompt: int) -> bool:
+        """Whether the cache spoils the answer."""
         salt = "" if self._faulty("cache_ignores_salt") else str(body.get("cache_salt", ""))
         words = json.dumps(body["messages"]).split()
         key = salt + (words[0] if self._faulty("cache_ignores_salt") else " ".join(words))
         with self.state.lock:
             self.state.requests.append(body)
-            if key in self.state.seen:
-                self.state.hits += prompt // 2
-            self.state.seen.add(key)
+            state, given = self.state, str(body.get("cache_salt", ""))
+            spoiled = (
+                (self._faulty("cache_corrupts") and given in state.salts)
+                or (self._faulty("eviction_corrupts") and key in state.evicted)
+                or (self._faulty("conversation_drifts") and given in state.salts and len(body["messages"]) > 4)
+            )
+            if given:
+                state.salts.add(given)
+            if key in state.seen:
+                state.hits += prompt // 2
+            state.seen[key] = prompt
+            while sum(state.seen.values()) > self.behaviour.cache_tokens:
+                oldest = next(iter(state.seen))
+                state.evicted.add(oldest)
+                del state.seen[oldest]
+            return spoiled
 
     def _count(self, prompt: int, tokens: int, first_s: float, whole_s: float) -> None:
         with self.state.lock:
@@ -588,9 +633,10 @@ class _Handler(BaseHTTPRequestHandler):
             "inter_token_latency_seconds_count": max(state.generation_tokens - state.finished, 0),
             "e2e_request_latency_seconds_sum": state.e2e_s,
             "e2e_request_latency_seconds_count": state.finished,
-            "cache_config_info": 1,
         }
         lines = [f"vllm:{name}{labels} {value}\n" for name, value in values.items()]
+        held = self.behaviour.cache_tokens
+        lines.append(f'vllm:cache_config_info{{block_size="16",kv_cache_size_tokens="{held}"}} 1\n')
         awake = 0 if self._faulty("asleep") else 1
         lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {awake}\n')
         return "# HELP of the double\n" + "".join(lines)

@@ -28,6 +28,9 @@ from tests.simulators.engine import FAULTS, Behaviour, EngineDouble
 ROOT = Path(__file__).parents[3]
 SUITES = {name: suite_checks(data_path(None, {}), name) for name in data_path(None, {}).names("suites")}
 SMOKE, FULL = SUITES["smoke"], SUITES["full"]
+# What takes minutes on a real engine is asked in small.
+SMALL = {"tool_soak": {"conversations": 40}, "known_answers": {"load_requests": 16}}
+FULL = [{**line, "params": {**line.get("params", {}), **SMALL.get(line["id"], {})}} for line in FULL]
 LEVELS = Effort(levels=("xhigh", "medium", "low"), default="xhigh", aliases={})
 PROMISED = Promised(
     efforts={
@@ -41,13 +44,16 @@ APIS = {"messages", "messages_stream", "responses", "responses_stream"}
 CALLING = {"tools_required", "tools_named", "tools_auto", "tools_parallel", "tools_long_argument"}
 MEANT = {*CALLING, "tool_result", "tools_unneeded", "thinking", "thinking_off", "image_number", "images_in_order"}
 """What is asked by each API, whole and streamed, and understood."""
-BY_ALL = {*MEANT, "system_prompt", "api_errors", "exact_limit", "effort", "images_most"}
+BY_ALL = {*MEANT, "tool_soak", "system_prompt", "api_errors", "exact_limit", "effort", "images_most"}
 KEY = "sk-of-the-test"
 
 
 def accept(checks: list[Any] = FULL, key: str | None = KEY, required: bool = True, **how: Any) -> dict[str, Any]:
     planned = Planned(["double"], 512, "0.32.0", "/models/Double", api_key_required=required, promised=PROMISED)
-    with EngineDouble(Behaviour(api_key=key, **how)) as double, EngineClient(double.base_url, key) as client:
+    with (
+        EngineDouble(Behaviour(api_key=key, cache_tokens=3000, **how)) as double,
+        EngineClient(double.base_url, key) as client,
+    ):
         return run_suite("smoke", parse_checks(checks), Context(client, planned))
 
 
@@ -105,9 +111,22 @@ def test_the_key_never_shows() -> None:
         ("wrong_model_id", {"served_model"}),
         ("wrong_length", {"served_model"}),
         ("wrong_version", {"engine_version"}),
-        ("empty_text", {"chat", "chat_stream", "alive", "stop", *APIS}),
-        ("usage_off", {"chat", "chat_stream", "alive", *MEANT}),
-        ("no_usage", {"chat", "chat_stream", "prompt_tokens", "system_prompt", "alive", "exact_limit", "effort"}),
+        ("empty_text", {"chat", "chat_stream", "alive", "stop", "canary", "state", *APIS}),
+        ("usage_off", {"chat", "chat_stream", "alive", "tool_soak", *MEANT}),
+        (
+            "no_usage",
+            {
+                "chat",
+                "chat_stream",
+                "prompt_tokens",
+                "system_prompt",
+                "alive",
+                "exact_limit",
+                "effort",
+                "canary",
+                "state",
+            },
+        ),
         ("cut_stream", {"chat_stream"}),
         ("reset_stream", {"chat_stream"}),
         ("error_frame", {"chat_stream"}),
@@ -137,7 +156,7 @@ def test_the_key_never_shows() -> None:
         ("wrong_types_500", {"api_errors"}),
         ("wrong_types_pass", {"api_errors"}),
         ("wrong_types_hang_up", {"api_errors"}),
-        ("random_answers", {"repeatable"}),
+        ("random_answers", {"repeatable", "canary", "state"}),
         ("seed_ignored", {"repeatable"}),
         ("text_damaged", {"unicode"}),
         ("required_ignored", {"tools_required"}),
@@ -147,11 +166,11 @@ def test_the_key_never_shows() -> None:
         ("wrong_city", {"tools_auto"}),
         ("parallel_one", {"tools_parallel"}),
         ("result_dropped", {"tool_result"}),
-        ("arguments_null", CALLING),
+        ("arguments_null", {"tool_soak", *CALLING}),
         ("long_argument_lost", {"tools_long_argument"}),
-        ("tool_unknown", CALLING),
+        ("tool_unknown", {"tool_soak", *CALLING}),
         ("call_in_text", CALLING),
-        ("call_without_id", CALLING),
+        ("call_without_id", {"tool_soak", *CALLING}),
         ("calls_of_one_id", {"tools_parallel"}),
         ("calls_end_for_stop", CALLING - {"tools_named"}),
         ("thoughts_in_text", {"thinking"}),
@@ -169,6 +188,15 @@ def test_the_key_never_shows() -> None:
         ("images_fewer", {"images_most"}),
         ("images_unlimited", {"images_most"}),
         ("needle_lost", {"needle"}),
+        ("cache_corrupts", {"canary", "state"}),
+        ("eviction_corrupts", {"state"}),
+        ("conversation_drifts", {"canary"}),
+        ("soak_null", {"tool_soak"}),
+        ("soak_half", {"tool_soak"}),
+        ("soak_empty", {"tool_soak"}),
+        ("soak_dies", {"tool_soak"}),
+        ("knows_little", {"known_answers"}),
+        ("forgets", {"known_answers"}),
     ],
 )
 def test_each_fault_is_found(fault: str, failing: set[str]) -> None:

@@ -48,6 +48,40 @@ def test_the_users_suite_comes_first(site: Path, suite: str, checks: list[Any]) 
     assert resolve(vllm_acceptance, {"suite": suite, "data_path": [str(site)]})["checks"] == checks
 
 
+def test_a_suite_may_begin_with_another_one(site: Path) -> None:
+    (site / "suites/more.yml").write_text(
+        "name: more\nextends: ours\nchecks:\n  - alive\n  - {id: chat, on_failure: degraded}\n"
+    )
+    checks = resolve(vllm_acceptance, {"suite": "more", "data_path": [str(site)]})["checks"]
+    assert checks == [{"id": "alive"}, {"id": "chat", "on_failure": "degraded"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: other\nchecks: [chat]", r"extends itself \(ring > other > ring\)"),
+        ("extends: [smoke]\nchecks: [chat]", "the name of one suite"),
+        ("extends: none_such\nchecks: [chat]", "not found"),
+        ("include: smoke\nchecks: [chat]", "'include', which no suite has"),
+    ],
+)
+def test_a_suite_that_extends_what_it_cannot_is_refused(site: Path, text: str, words: str) -> None:
+    (site / "suites/ring.yml").write_text(f"name: ring\n{text}\n")
+    (site / "suites/other.yml").write_text("name: other\nextends: ring\nchecks: [alive]\n")
+    with pytest.raises(SocleError, match=words):
+        resolve(vllm_acceptance, {"suite": "ring", "data_path": [str(site)]})
+
+
+def test_what_is_promised_is_made_of_plan_and_model_file(site: Path) -> None:
+    flags = {"enable-auto-tool-choice": {"value": True}, "reasoning-parser": {"value": "qwen3"}}
+    plan = {"model": {"name": "qwen3.8-27b"}, "vllm_version": "0.26.0", "sources": flags, "slo": {}}
+    args = resolve(vllm_acceptance, {"suite": "smoke", "plan": plan})
+    assert args["promised"]["lacks"] == {}
+    assert "plan" not in args
+    gone = resolve(vllm_acceptance, {"suite": "smoke", "plan": {**plan, "model": {"name": "no-such-model"}}})
+    assert "is gone or cannot be read" in gone["promised"]["lacks"]["tools"]
+
+
 def test_checks_given_outright_are_left_alone() -> None:
     checks = [{"id": "alive"}]
     assert resolve(vllm_acceptance, {"checks": checks, "suite": "none"})["checks"] == checks
