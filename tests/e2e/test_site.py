@@ -56,7 +56,8 @@ def test_results_come_back_as_variables_and_groups(line: Line) -> None:
     assert state["fingerprint"].startswith("sha256:")
     assert state["acceptance"]["failed_checks"] == []
     assert state["drift"] == []
-    assert set(state["benchmark"]) == {"B1", "B2"}
+    # And what another test has measured since.
+    assert {"B1", "B2"} <= set(state["benchmark"])
     assert state["benchmark"]["B1"]["ttft_p50_ms"] > 1
     assert state["benchmark"]["B2"]["decode_p50_tok_per_s"] > 1
     assert state["capacity"]["kv_cache_size_tokens"] > 4096

@@ -240,7 +240,8 @@ class Bench:
         after = self._metrics()
         self._report(workload.name, total, total, "runs")
         counted = [run for run in runs if not run["warmup"]]
-        requests = (workload.params.requests or 1) * len(counted)
+        # Loads that were run again with more processes were ours, too.
+        requests = (workload.params.requests or 1) * (len(counted) + sum(run.get("run_again", 0) for run in counted))
         return workload_result(workload, runs, server_means(before, after, requests))
 
     def _one(self, params: Params) -> dict[str, Any]:
@@ -273,11 +274,14 @@ class Bench:
         requests = params.requests or 1
         if warmup:
             requests = min(requests, params.concurrency or 1)
+        again = 0
         while True:
             run, kept = self._load_once(params, phase, requests)
+            run["run_again"] = again
             if kept or self._processes * 2 > self._processors:
                 return run
             self._processes *= 2
+            again += 1
 
     def _load_once(self, params: Params, phase: str, requests: int) -> tuple[dict[str, Any], bool]:
         """The run, and whether the client kept up; an engine's fault is a failed run."""

@@ -14,6 +14,7 @@ from typing import Any
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_apis as apis
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_length as length
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_slo as slo
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_thinking as thinking
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_tools as tools
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_use as use
@@ -274,6 +275,7 @@ CHECKS: dict[str, Check] = {
     "needle": Check(
         length.needle, "Long inputs are read to their end", {"shares": [0.25, 0.5, 0.75, 0.92], "max_tokens": 64}, 3
     ),
+    "slo": Check(slo.slo, "It is as fast as was promised", {"output_tokens": 64, "repeats": 3}, 8),
     "canary": Check(
         use.canary,
         "A conversation does not depend on the cache",

@@ -160,6 +160,22 @@ def test_a_client_that_did_not_keep_up_takes_more_processes_and_says_so(monkeypa
     assert any("did not keep up" in warning for warning in result["warnings"])
 
 
+def test_the_requests_of_a_load_that_was_run_again_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the engine's own figures would be said to be those of others."""
+    real = benchmark_module.run_load
+
+    def run_load(target: Any, orders: Any, streams: Any, processes: int, *rest: Any) -> list[LoadReport]:
+        found = real(target, orders, streams, 1, *rest)
+        for each in found:
+            each.lags_ns = array("q", [100 * MS if processes < 2 else 1000] * 100)
+        return found
+
+    monkeypatch.setattr(benchmark_module, "run_load", run_load)
+    result, requests = bench({"warmups": 0, "repeats": 2}, processors=2)
+    assert [run["run_again"] for run in result["runs"]] == [1, 0]
+    assert (result["server"]["requests"], result["server"]["only_ours"]) == (len(requests), True)
+
+
 def test_an_interrupted_load_is_on_record_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_load(*_arguments: Any) -> list[LoadReport]:
         found = report(delivery(0, [float(place) for place in range(10, 18)]))
