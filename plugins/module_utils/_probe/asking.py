@@ -54,10 +54,11 @@ def ask(context: Context, dialect: Dialect, question: Question, streamed: bool =
     """Errors: EngineFault where there is no answer, or none with status 200."""
     body = dialect.ask(context.model, question)
     if streamed:
+        body = dialect.streamed(body)
         events = context.client.stream(dialect.path, body)
         excerpt = "\n".join(event.data for event in events)[-ANSWER_EXCERPT:]
         evidence = {
-            "request": {"method": "POST", "path": dialect.path, "stream": True, "body": str(body)[:REQUEST_EXCERPT]},
+            "request": {"method": "POST", "path": dialect.path, "body": str(body)[:REQUEST_EXCERPT]},
             "response": {"status": 200, "excerpt": excerpt},
         }
         return Asked(f"{dialect.name} streamed", dialect.follow(events), evidence)

@@ -257,7 +257,7 @@ CHECKS: dict[str, Check] = {
     "api_errors": Check(apis.api_errors, "Each API refuses what is wrong as the client's fault", {}, 1),
     "unicode": Check(apis.unicode_text, "Text of any script passes unchanged", {"text": apis.SCRIPTS}, 1),
     "repeatable": Check(apis.repeatable, "The same request has the same answer", {"max_tokens": 16, "seed": 7}, 2),
-    "exact_limit": Check(length.exact_limit, "Prompt and answer may fill the length exactly, and not more", {}, 1),
+    "exact_limit": Check(length.exact_limit, "The context ends where it was planned to end", {}, 1),
     "sampling": Check(thinking.sampling, "The presets of the model file are accepted", {"max_tokens": 1}, 1),
     "effort": Check(thinking.effort, "Each level of effort does what the plan says", {}, 1),
     "thinking": Check(thinking.thinking, "Thoughts are in their field", {"max_tokens": 2048}, 1),
@@ -272,6 +272,7 @@ CHECKS: dict[str, Check] = {
     "image_number": Check(vision.image_number, "A picture is read", {"max_tokens": 32}, 1),
     "images_in_order": Check(vision.images_in_order, "Pictures keep their order", {"max_tokens": 32}, 1),
     "images_most": Check(vision.images_most, "The planned number of images passes, and not more", {}, 1),
+    "full_length": Check(length.full_length, "The longest request is answered", {}, 3),
     "needle": Check(
         length.needle, "Long inputs are read to their end", {"shares": [0.25, 0.5, 0.75, 0.92], "max_tokens": 64}, 3
     ),

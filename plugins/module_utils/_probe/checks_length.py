@@ -31,43 +31,82 @@ NO_LENGTH = "the plan names no max_model_len"
 
 
 def exact_limit(context: Context, params: dict[str, Any]) -> Outcome:
-    """Prompt and answer together: exactly the limit passes, and one token more does not.
+    """A prompt as long as the context is refused, since no token of an answer fits; all of the rest may be asked for.
 
-    A stop string ends the answer at its first space, so that asking for the whole context costs a few tokens. The
-    Responses API has none, so that there only the refusal is asked for.
+    Newer versions cut max_tokens to the room that is left, so that only the prompt's length tells where the limit is.
+    A stop string ends the answer at its first space, so that asking for all of the room costs a few tokens; the
+    Responses API has none, and is only asked for the refusal.
     """
     limit = context.planned.max_model_len
-    expected = f"prompt and max_tokens of {limit or 'max_model_len'} tokens together pass, and one more is a 400"
+    expected = (
+        f"a prompt of {limit or 'max_model_len'} tokens refused with 400, and max_tokens of all the room accepted"
+    )
     if not limit:
         return Outcome("skipped", expected, NO_LENGTH)
     answers, faults = [], []
+    full = exact_content(context, limit)
     for dialect in DIALECTS.values():
-        first = _limited(context, dialect, 1)
-        usage = reply_of(dialect, first).usage
-        if usage is None:
-            raise AnswerFault("An answer has no usage, so that its prompt's length is not known.", **first.evidence())
-        room = limit - usage.prompt_tokens
-        for most, right in ((room, (200,)), (room + 1, (400, 422))):
-            if most == room and dialect.name == "responses":
-                continue
-            answer = _limited(context, dialect, most)
-            if answer.status not in right:
-                answers.append(answer)
-                faults.append(f"{dialect.name} with {usage.prompt_tokens} + {most} tokens: {answer.status}")
+        answer = _asked(context, dialect, full, 1)
+        if answer.status not in (400, 422):
+            answers.append(answer)
+            faults.append(f"{dialect.name} with a prompt of {limit} tokens: {answer.status}")
+        if dialect.name == "responses":
+            continue
+        usage = reply_of(dialect, _asked(context, dialect, CONTENT, 1)).usage
+        room = limit - (usage.prompt_tokens if usage else 0)
+        answer = _asked(context, dialect, CONTENT, room)
+        if answer.status != 200 or usage is None:
+            answers.append(answer)
+            faults.append(f"{dialect.name} with max_tokens {room}: {answer.status}, {answer.text[:120]}")
     return judge(
         not faults,
         expected,
         "; ".join(faults) or "it is so by each API",
-        "Clients that fill the context are refused too early, or are cut without a word: look for what sits between "
-        "probe and engine.",
+        "Another length is in force than was planned, so that clients are refused too early, or cut without a word: "
+        "compare with the check served_model, and look for what sits between probe and engine.",
         *answers,
     )
 
 
-def _limited(context: Context, dialect: Dialect, max_tokens: int) -> Exchange:
+def full_length(context: Context, params: dict[str, Any]) -> Outcome:
+    """One token less than the context, and one token of answer: the longest request that there can be."""
+    limit = context.planned.max_model_len
+    expected = f"a prompt of {limit - 1 if limit else 'max_model_len - 1'} tokens answered with one token"
+    if not limit:
+        return Outcome("skipped", expected, NO_LENGTH)
+    answer = _asked(context, DIALECTS["chat"], exact_content(context, limit - 1), 1)
+    usage = reply_of(DIALECTS["chat"], answer).usage
+    made = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+    return judge(
+        made == (limit - 1, 1),
+        expected,
+        f"{made[0]} + {made[1]} tokens in {answer.elapsed_ms / 1000:.1f} s",
+        "The context is shorter than it says: look at the unit's log for the time of this check (memory of "
+        "activations, blocks of the KV cache).",
+        answer,
+    )
+
+
+def _asked(context: Context, dialect: Dialect, content: str, max_tokens: int) -> Exchange:
     stop = None if dialect.name == "responses" else " "
-    question = Question(CONTENT, max_tokens, stop=stop, options={"temperature": 0})
+    question = Question(content, max_tokens, stop=stop, options={"temperature": 0})
     return context.client.post(dialect.path, dialect.ask(context.model, question))
+
+
+def exact_content(context: Context, tokens: int) -> str:
+    """A question of exactly so many *tokens*, template included, of which nothing was seen before."""
+    messages = messages_of_length(CONTENT, secrets.token_hex(8), tokens, lambda asked: count_tokens(context, asked))
+    return str(messages[0]["content"])
+
+
+def count_tokens(context: Context, messages: Messages, **options: Any) -> int:
+    """By the server's /tokenize, template included. Errors: AnswerFault where it does not say."""
+    body = {"model": context.model, "messages": messages, "add_generation_prompt": True, **options}
+    counted = context.client.post("/tokenize", body)
+    found = counted.json().get("count") if counted.status == 200 else None
+    if not isinstance(found, int):
+        raise AnswerFault(f"/tokenize answered {counted.status}; expected a count.", evidence=counted.evidence())
+    return found
 
 
 def needle(context: Context, params: dict[str, Any]) -> Outcome:
@@ -118,19 +157,7 @@ def needle_messages(context: Context, tokens: int, code: str, depth: float) -> M
     """One message of exactly so many *tokens* by /tokenize, with the *code* at *depth* (0 to 1) of the filler."""
 
     def count(messages: Messages) -> int:
-        counted = context.client.post(
-            "/tokenize",
-            {
-                "model": context.model,
-                "messages": with_needle(messages, code, depth),
-                "add_generation_prompt": True,
-                **no_thoughts(context),
-            },
-        )
-        found = counted.json().get("count") if counted.status == 200 else None
-        if not isinstance(found, int):
-            raise AnswerFault(f"/tokenize answered {counted.status}; expected a count.", evidence=counted.evidence())
-        return found
+        return count_tokens(context, with_needle(messages, code, depth), **no_thoughts(context))
 
     if tokens < 1:
         raise ProbeError(f"The planned length leaves {tokens} tokens for the input; ask for larger shares.")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.asking import Asked, ask_by_all, unplanned
+from ansible_collections.socle.inference.plugins.module_utils._probe.checks_length import count_tokens
 from ansible_collections.socle.inference.plugins.module_utils._probe.dialects import DIALECTS, LENGTH, Question
-from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import (
     CHAT,
     QUESTION,
@@ -131,21 +131,7 @@ def effort(context: Context, params: dict[str, Any]) -> Outcome:
 def _tokens_with(context: Context, level: str) -> int:
     """Prompt tokens of the question with the template's own word for *level*."""
     options = {"enable_thinking": False} if level == "none" else {"reasoning_effort": level}
-    counted = context.client.post(
-        "/tokenize",
-        {
-            "model": context.model,
-            "messages": [{"role": "user", "content": SUM}],
-            "add_generation_prompt": True,
-            "chat_template_kwargs": options,
-        },
-    )
-    count = counted.json().get("count") if counted.status == 200 else None
-    if not isinstance(count, int):
-        raise AnswerFault(
-            f"/tokenize answered {counted.status} for effort {level}; expected a count.", evidence=counted.evidence()
-        )
-    return count
+    return count_tokens(context, [{"role": "user", "content": SUM}], chat_template_kwargs=options)
 
 
 def sampling(context: Context, params: dict[str, Any]) -> Outcome:

@@ -74,6 +74,8 @@ class Dialect:
     """The streamed answer, from all of its events."""
     closing: str
     """The type, or the data, of the event after which nothing more comes."""
+    streamed: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda body: {**body, "stream": True}
+    """The same request for a stream that tells its usage, which most APIs do unasked."""
 
 
 def _ask_chat(model: str, question: Question) -> dict[str, Any]:
@@ -95,17 +97,15 @@ def _ask_chat(model: str, question: Question) -> dict[str, Any]:
     if question.stop is not None:
         body["stop"] = [question.stop]
     if question.tools:
-        body["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
-            }
-            for tool in question.tools
-        ]
+        body["tools"] = [{"type": "function", "function": _function(tool, "parameters")} for tool in question.tools]
     if question.choice is not None:
         named = {"type": "function", "function": {"name": question.choice}}
         body["tool_choice"] = question.choice if question.choice in (AUTO, REQUIRED) else named
     return body
+
+
+def _stream_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
 def _ask_messages(model: str, question: Question) -> dict[str, Any]:
@@ -129,9 +129,7 @@ def _ask_messages(model: str, question: Question) -> dict[str, Any]:
     if question.stop is not None:
         body["stop_sequences"] = [question.stop]
     if question.tools:
-        body["tools"] = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in question.tools
-        ]
+        body["tools"] = [_function(tool, "input_schema") for tool in question.tools]
     if question.choice is not None:
         words = {AUTO: {"type": "auto"}, REQUIRED: {"type": "any"}}
         body["tool_choice"] = words.get(question.choice, {"type": "tool", "name": question.choice})
@@ -158,14 +156,17 @@ def _ask_responses(model: str, question: Question) -> dict[str, Any]:
     if question.system is not None:
         body["instructions"] = question.system
     if question.tools:
-        body["tools"] = [
-            {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
-            for tool in question.tools
-        ]
+        body["tools"] = [{"type": "function", **_function(tool, "parameters")} for tool in question.tools]
     if question.choice is not None:
         named = {"type": "function", "name": question.choice}
         body["tool_choice"] = question.choice if question.choice in (AUTO, REQUIRED) else named
     return body
+
+
+def _function(tool: Tool, schema: str) -> dict[str, Any]:
+    """A tool, its schema under the name that the API has for it."""
+    strict = {"strict": True} if tool.strict else {}
+    return {"name": tool.name, "description": tool.description, schema: tool.schema, **strict}
 
 
 def _base64(image: bytes) -> str:
@@ -445,7 +446,7 @@ def _counts(raw: Any, *names: str) -> list[int] | None:
 
 
 DIALECTS = {
-    "chat": Dialect("chat", "/v1/chat/completions", _ask_chat, _read_chat, _follow_chat, "[DONE]"),
+    "chat": Dialect("chat", "/v1/chat/completions", _ask_chat, _read_chat, _follow_chat, "[DONE]", _stream_chat),
     "messages": Dialect("messages", "/v1/messages", _ask_messages, _read_messages, _follow_messages, "message_stop"),
     "responses": Dialect(
         "responses", "/v1/responses", _ask_responses, _read_responses, _follow_responses, "response.completed"

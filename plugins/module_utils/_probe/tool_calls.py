@@ -22,6 +22,8 @@ class Tool:
     description: str
     schema: Mapping[str, Any]
     """Of its arguments; keywords: type, properties, required, additionalProperties, items, enum."""
+    strict: bool = False
+    """Ask for a grammar of the arguments, too: without it vLLM 0.32 forces the call, and not what is in it."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,13 @@ UNIT = Tool(
     "set_unit",
     "Sets the unit in which temperatures are told.",
     _record({"unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}}),
+    strict=True,
 )
 LAMP = Tool(
     "set_lamp",
     "Turns the lamp of a room on or off.",
     _record({"room": {"type": "string", "enum": ["kitchen", "hall"]}, "on": {"type": "boolean"}}),
+    strict=True,
 )
 """With UNIT for calls that a grammar forces: no argument is free text, which a small model would not end."""
 

@@ -80,6 +80,7 @@ FAULTS = {
     "preset_refused": "a penalty is refused",
     "limit_early": "the context ends a token before its limit",
     "limit_late": "the context ends a token after its limit",
+    "slow": "the first token takes half a second more",
     "images_blind": "pictures are not seen",
     "images_mixed": "pictures are in another order",
     "images_mirrored": "numbers are read from the right",
@@ -389,7 +390,7 @@ class _Handler(BaseHTTPRequestHandler):
         options = body.get("chat_template_kwargs") or {}
         prompt = count_tokens(body["messages"]) + self._template_tokens(options, self._faulty("effort_ignored"))
         room = limit - self._faulty("limit_early") + self._faulty("limit_late")
-        if prompt + body["max_tokens"] > room:
+        if prompt >= room:
             if self._faulty("over_long_500"):
                 self._error(500, "Internal Server Error")
             elif self._faulty("over_long_wordless"):
@@ -401,12 +402,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self._faulty("soak_dies") and mind.soaked(body):
             self._error(500, "EngineCore encountered an issue")
             return
-        if "Continue this list" in str(body["messages"][-1]["content"]):
+        if "Continue this list" in str(body["messages"][-1:]):
             self.state.loaded = True
         meant = mind.answer(body, self._faulty, self.state.loaded)
         if meant is not None and body["max_tokens"] > 1 and "prompt" not in body:
             self._say(body, prompt, meant)
             return
+        # As newer versions of vLLM, which answer with what fits.
+        body = {**body, "max_tokens": min(body["max_tokens"], room - prompt)}
         tokens = body["max_tokens"] // 2 if self._faulty("few_tokens") else body["max_tokens"]
         words = self._words(body, tokens)
         if spoiled:
@@ -462,6 +465,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for event in follow(*arguments):
+            # Chats tell their usage where it is asked for only.
+            if event.get("choices") == [] and not (body.get("stream_options") or {}).get("include_usage"):
+                continue
             self._event(event, event.get("type"))
         if self.path == "/v1/chat/completions":
             self._write(b"data: [DONE]\n\n")
@@ -560,7 +566,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         step = self.behaviour.tokens_per_chunk
         for made in range(0, tokens, step):
-            time.sleep(self.behaviour.itl_s if made else self.behaviour.ttft_s)
+            time.sleep(self.behaviour.itl_s if made else self.behaviour.ttft_s + 0.5 * self._faulty("slow"))
             if made >= tokens // 2 and self._faulty("error_frame"):
                 self._event({"error": {"message": "EngineCore encountered an issue", "code": 500}})
             if made >= tokens // 2 and self._faulty("reset_stream"):
