@@ -17,6 +17,9 @@ HEAD_BYTES = 64 * 1024
 CHUNK_LINE_BYTES = 256
 """A chunk's size in hexadecimal digits, and what extensions it may have."""
 
+LENGTH_DIGITS = 18
+"""Of the length of a body or of a chunk: nobody has more bytes than that."""
+
 _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 
@@ -31,6 +34,8 @@ class AnswerReader:
         """By lower-case name; the last one counts where a server repeats one."""
         self.ended = False
         """The whole body is there."""
+        self.begun = False
+        """A byte of it is there."""
         self._rest = b""
         self._chunked = False
         self._left: int | None = None
@@ -38,11 +43,6 @@ class AnswerReader:
         self._closing = False
         """The line end after a chunk is still to come."""
         self._trailer = False
-
-    @property
-    def begun(self) -> bool:
-        """A byte of it is there."""
-        return bool(self.status or self._rest)
 
     @property
     def reusable(self) -> bool:
@@ -53,6 +53,7 @@ class AnswerReader:
         """Errors: TransportFault where it is no HTTP/1.1, or where bytes follow the answer's end."""
         if self.ended:
             raise _broken("bytes came after its end", data)
+        self.begun = self.begun or bool(data)
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -77,6 +78,8 @@ class AnswerReader:
         if self.status and self._left is None and not self._chunked:
             self.ended = True
             return
+        if not self.status and not b"HTTP/1.".startswith(self._rest[:7]):
+            raise _broken("what came before the connection ended is no HTTP, but perhaps TLS", self._rest)
         raise TransportFault(
             "The connection ended in the middle of the answer; the engine or something between cut it short."
             if self.status
@@ -118,8 +121,9 @@ class AnswerReader:
         elif self.status in (204, 304):
             self._left, self.ended = 0, True
         elif length is not None:
-            if not length.isdecimal():
-                raise _broken("its content-length is no number", length.encode())
+            # int() refuses more than 4300 digits.
+            if not length.isdecimal() or len(length) > LENGTH_DIGITS:
+                raise _broken("its content-length is no number that can be", length[:200].encode())
             self._left = int(length)
             self.ended = self._left == 0
 
@@ -156,7 +160,7 @@ class AnswerReader:
                 continue
             digits = line.partition(b";")[0].strip()
             # int() would take a sign, an underscore and 0x as well.
-            if not digits.isalnum():
+            if not digits.isalnum() or len(digits) > LENGTH_DIGITS:
                 raise _broken("a chunk does not begin with its size", line)
             try:
                 self._left = int(digits, 16)

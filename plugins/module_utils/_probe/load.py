@@ -13,6 +13,7 @@ No proxy is followed, and no name is looked up once the load has begun.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -31,6 +32,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.errors impo
     ProbeError,
     TransportFault,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.sse import refuse_other_content
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Trace, TraceReader
 
 SO_TIMESTAMPNS = 35
@@ -129,6 +131,8 @@ class _Stream:
         self.used = False
         """It has had an answer before, so that the other end may have closed it meanwhile."""
         self.connected = False
+        self.refused = 0
+        """Why it cannot be connected; 0 where it may be."""
         self.delivery = Delivery(0, 0, 0)
         self.answer = AnswerReader()
         self.reader = TraceReader(0)
@@ -240,7 +244,9 @@ class LoadClient:
             handle.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         stream = _Stream(handle)
         self._streams[handle.fileno()] = stream
-        handle.connect_ex(self._target.address)
+        # The kernel may refuse at once, such as without a free port, and then SO_ERROR is empty.
+        error = handle.connect_ex(self._target.address)
+        stream.refused = error if error != errno.EINPROGRESS else 0
         stream.read_ns = time.monotonic_ns()
         self._poll.register(handle.fileno(), select.EPOLLIN | select.EPOLLOUT)
         return stream
@@ -277,7 +283,7 @@ class LoadClient:
         if stream is None:
             return
         if not stream.connected:
-            error = stream.handle.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            error = stream.refused or stream.handle.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 self._lost(stream, os.strerror(error), "connect")
                 return
@@ -335,8 +341,11 @@ class LoadClient:
         answer = stream.answer
         try:
             if data:
+                began = bool(answer.status)
                 body = answer.feed(data)
                 if answer.status == 200:
+                    if not began:
+                        refuse_other_content(answer.headers, body[:EXCERPT].decode("utf-8", "replace"))
                     before = len(stream.reader.marks)
                     stream.reader.feed(at_ns, body)
                     brought = len(stream.reader.marks) - before
@@ -367,7 +376,7 @@ class LoadClient:
         status = stream.answer.status
         if status != 200:
             raise AnswerFault(
-                f"A streamed request was answered with status {status}; expected 200.",
+                f"A streamed POST {self._target.path} was answered with status {status}; expected 200.",
                 status=status,
                 excerpt=stream.errors.decode("utf-8", "replace")[:EXCERPT],
             )

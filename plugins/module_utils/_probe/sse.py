@@ -9,11 +9,36 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ansible_collections.socle.inference.plugins.module_utils._probe.errors import StreamFault
+from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, StreamFault
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+EVENT_CHARACTERS = 16 * 1024 * 1024
+"""Of one event, at most. The longest is the whole answer that closes a stream of the Responses API."""
+
+
+def refuse_other_content(headers: Mapping[str, str], excerpt: str = "") -> None:
+    """What the head of an answer with status 200 says; *headers* by lower-case name. One that says nothing may pass.
+
+    Errors: AnswerFault for a body that is no stream of events, such as the page of a proxy.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    coding = headers.get("content-encoding", "").strip().lower()
+    if kind and kind != "text/event-stream":
+        raise AnswerFault(
+            f"A streamed request was answered with status 200 and {kind[:80]}; expected text/event-stream. Look at "
+            "what answers on this port: the engine or something before it does not stream.",
+            excerpt=excerpt,
+        )
+    if coding not in ("", "identity"):
+        raise AnswerFault(
+            f"A streamed request was answered in the coding {coding[:80]}, although it asked for none "
+            "(Accept-Encoding: identity); expected text as it is. Look at what sits between probe and engine.",
+        )
 
 
 @dataclass(frozen=True)
@@ -29,39 +54,56 @@ class EventReader:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
-        self._rest = ""
+        self._parts: list[str] = []
+        """Of a line that has not ended: looking for its end once in each part keeps a long line cheap."""
+        self._return = ""
+        """A carriage return at the end, which may be the first half of a line end."""
         self._type = ""
         self._data: list[str] = []
+        self._held = self._unended = 0
+        """Characters of the event under way: of its whole lines, and of the one that has not ended."""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that *chunk* completes."""
         try:
-            self._rest += self._decoder.decode(chunk)
+            text = self._return + self._decoder.decode(chunk)
         except UnicodeDecodeError as error:
             raise StreamFault(
                 f"The stream holds bytes that are not UTF-8 ({error.reason}); expected server-sent events in UTF-8."
             ) from error
+        self._return = "\r" if text.endswith("\r") else ""
+        text = text[:-1] if self._return else text
         events: list[Event] = []
         start = 0
-        for match in _LINE_END.finditer(self._rest):
-            if match.group() == "\r" and match.end() == len(self._rest):
-                break  # perhaps the first half of \r\n
-            event = self._line(self._rest[start : match.start()])
+        for match in _LINE_END.finditer(text):
+            line = text[start : match.start()]
+            if self._parts:
+                line = "".join([*self._parts, line])
+                self._parts, self._unended = [], 0
             start = match.end()
+            event = self._line(line)
             if event:
                 events.append(event)
-        self._rest = self._rest[start:]
+        if start < len(text):
+            self._parts.append(text[start:])
+            self._unended += len(text) - start
+        if self._held + self._unended > EVENT_CHARACTERS:
+            raise StreamFault(
+                f"The stream sent more than {EVENT_CHARACTERS} characters without the end of an event; expected "
+                "server-sent events, each closed by an empty line. Look at what sits between probe and engine."
+            )
         return events
 
     def _line(self, line: str) -> Event | None:
         if not line:
             event = Event(self._type or "message", "\n".join(self._data)) if self._data else None
-            self._type, self._data = "", []
+            self._type, self._data, self._held = "", [], 0
             return event
         name, _colon, value = line.partition(":")
         value = value[1:] if value.startswith(" ") else value
         if name == "data":
             self._data.append(value)
+            self._held += len(line) + 1
         elif name == "event":
             self._type = value
         return None

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._probe.strict_json import parse_json
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -86,15 +88,10 @@ def call_faults(call: Call, tools: Iterable[Tool]) -> list[str]:
     if tool is None:
         return [*faults, f"it calls {call.name!r}, which was not offered"]
     try:
-        arguments = json.loads(call.arguments, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        arguments = parse_json(call.arguments)
+    except ValueError:
         return [*faults, f"the arguments of {call.name} are not JSON: {call.arguments[:80]!r}"]
     return [*faults, *(f"{call.name}: {fault}" for fault in schema_faults(arguments, tool.schema, "its arguments"))]
-
-
-def _refuse(word: str) -> None:
-    """NaN and the infinities, which Python's reader takes and JSON does not know."""
-    raise ValueError(word)
 
 
 def schema_faults(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:

@@ -9,7 +9,6 @@ and the closing chunk that only carries the usage, are neither: counting them is
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,12 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import StreamFault
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event, EventReader
+from ansible_collections.socle.inference.plugins.module_utils._probe.strict_json import parse_json
 
 EXCERPT = 500
+
+MOST_TOKENS = 10_000_000
+"""Of one request: ten times the longest context of any model. A count beyond it is rubbish, and would fill memory."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,20 @@ class Trace:
 
 
 def parse_usage(raw: Any) -> Usage | None:
-    """The usage object of an answer; None when it is missing or not three whole numbers."""
+    """The usage object of an answer; None when it is missing or not three whole numbers that can be."""
     if not isinstance(raw, dict):
         return None
     counts = [raw.get(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    if not all(isinstance(count, int) and not isinstance(count, bool) for count in counts):
+    if not all(map(is_count, counts)):
         return None
     details = raw.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(counts[0], counts[1], counts[2], cached if isinstance(cached, int) else None)  # type: ignore[arg-type]
+    return Usage(counts[0], counts[1], counts[2], cached if is_count(cached) else None)  # type: ignore[arg-type]
+
+
+def is_count(value: Any) -> bool:
+    """A whole number of tokens that can be."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 class TraceReader:
@@ -130,7 +138,7 @@ class TraceReader:
             for what, there in (
                 ("[DONE]", self.ended),
                 ("a finish_reason", trace.finish_reason is not None),
-                ("usage", trace.usage is not None),
+                ("usage (three whole numbers)", trace.usage is not None),
                 ("a single token", bool(trace.marks)),
             )
             if not there
@@ -139,6 +147,13 @@ class TraceReader:
             raise StreamFault(
                 f"The stream ended after {trace.chunks} chunks without {', '.join(missing)}; "
                 "the engine or something between cut it short.",
+                excerpt=trace.text[-EXCERPT:],
+            )
+        made = trace.usage.completion_tokens if trace.usage else 0
+        if self._counted > made:
+            raise StreamFault(
+                f"The running count of tokens came to {self._counted} and the usage at the end says {made}; expected "
+                "no more on the way than at the end. Whatever counts here cannot be measured by its counts.",
                 excerpt=trace.text[-EXCERPT:],
             )
         if trace.finish_reason in ("abort", "error"):
@@ -150,12 +165,12 @@ class TraceReader:
 
     def _chunk(self, at_ns: int, event: Event) -> None:
         try:
-            body = json.loads(event.data)
+            body = parse_json(event.data)
         except ValueError as error:
             raise StreamFault("A chunk of the stream is not JSON.", excerpt=event.data[:EXCERPT]) from error
         if not isinstance(body, dict):
             raise StreamFault("A chunk of the stream is not a JSON object.", excerpt=event.data[:EXCERPT])
-        if event.type == "error" or body.get("error") or body.get("object") == "error":
+        if event.type == "error" or body.get("error") or "error" in (body.get("object"), body.get("type")):
             raise StreamFault(
                 f"The engine reported an error inside the stream: {event.data[:200]}", excerpt=event.data[:EXCERPT]
             )
@@ -168,17 +183,26 @@ class TraceReader:
         if not choices:
             trace.usage = usage or trace.usage
             return
-        choice = choices[0]
-        delta = choice.get("delta") or {}
+        choice = choices[0] if isinstance(choices, list) else None
+        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(delta, dict):
+            raise StreamFault("A chunk of the stream has no choice with a delta.", excerpt=event.data[:EXCERPT])
         content = delta.get("content") or ""
         # Newer engines say "reasoning"; "reasoning_content" is what older ones and other servers say.
         reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        reason = choice.get("finish_reason") or ""
+        if not (isinstance(content, str) and isinstance(reasoning, str) and isinstance(reason, str)):
+            raise StreamFault(
+                "A chunk of the stream has a content, reasoning or finish_reason that is no text.",
+                excerpt=event.data[:EXCERPT],
+            )
         trace.content += content
         trace.reasoning += reasoning
-        trace.finish_reason = choice.get("finish_reason") or trace.finish_reason
+        trace.finish_reason = reason or trace.finish_reason
         counted = usage.completion_tokens if usage else None
         rose = counted is not None and counted > self._counted
         if counted is not None:
             self._counted = max(self._counted, counted)
         if content or reasoning or delta.get("tool_calls") or rose:
-            trace.marks.add(at_ns, counted)
+            # A count that falls again would bring the same tokens twice.
+            trace.marks.add(at_ns, None if counted is None else self._counted)
