@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
+from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe import measures
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import HTTPX_VERSION, EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
@@ -30,7 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.prompts imp
     unique_messages,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.shards import run_load
-from ansible_collections.socle.inference.plugins.module_utils._probe.trace import TraceReader
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import MOST_TOKENS, TraceReader
 
 HITS = "vllm:prefix_cache_hits_total"
 FINISHED = "vllm:request_success_total"
@@ -59,6 +60,16 @@ SUMMED = {
     ),
 }
 """Figures of the runs that are summed up over the repeats, with their units."""
+
+MOST_RUNS = 1000
+MOST_REQUESTS = 100_000
+"""Of one load: the bodies of all of them are made before it begins."""
+
+LONGEST_S = 24 * 3600
+"""Of one load with Poisson arrivals."""
+
+OWN_FIELDS = ("model", "messages", "max_tokens", "n", "stream", "stream_options", "ignore_eos", "cache_salt")
+"""Fields of a request that a workload does not set by its sampling."""
 
 BUSY_CLIENT_SHARE = 0.5
 """A client that computed for this part of a run measured itself too."""
@@ -102,10 +113,13 @@ def parse_workload(raw: Mapping[str, Any], params: Mapping[str, Any] | None = No
     name = raw.get("name")
     overrides = dict(params or {})
     top: dict[str, Any] = {key: overrides.pop(key) for key in ("repeats", "warmups") if key in overrides}
-    values = {**(raw.get("params") or {}), **overrides}
+    own = raw.get("params") or {}
+    if not isinstance(own, Mapping):
+        raise ProbeError(f"params of the workload {name!r} must be a map; found {own!r}.")
+    values = {**own, **overrides}
     unknown = sorted(
-        (set(raw) - {known.name for known in dataclasses.fields(Workload)})
-        | (set(values) - {known.name for known in dataclasses.fields(Params)})
+        {str(key) for key in set(raw) - {known.name for known in dataclasses.fields(Workload)}}
+        | {str(key) for key in set(values) - {known.name for known in dataclasses.fields(Params)}}
     )
     if unknown:
         raise ProbeError(f"The workload {name!r} does not know {', '.join(unknown)}.")
@@ -116,20 +130,64 @@ def parse_workload(raw: Mapping[str, Any], params: Mapping[str, Any] | None = No
     except TypeError as error:
         raise ProbeError(f"The workload {name!r} is not complete: {error}.") from error
     asked = workload.params
-    numbers = {"output_tokens": asked.output_tokens, "repeats": workload.repeats, "prompt_tokens": asked.prompt_tokens}
-    for what, number in numbers.items():
+    numbers = {
+        "output_tokens": (asked.output_tokens, 1, MOST_TOKENS),
+        "prompt_tokens": (asked.prompt_tokens, 1, MOST_TOKENS),
+        "repeats": (workload.repeats, 1, MOST_RUNS),
+        "warmups": (workload.warmups, 0, MOST_RUNS),
+    }
+    for what, (number, least, most) in numbers.items():
         if number is None and what == "prompt_tokens":
             continue
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ProbeError(f"{what} of the workload {name!r} must be a whole number above 0; found {number!r}.")
-    if not isinstance(workload.warmups, int) or workload.warmups < 0:
-        raise ProbeError(f"warmups of the workload {name!r} must be 0 or more; found {workload.warmups!r}.")
+        _check_whole(name, what, number, least, most)
+    _check_request(workload)
     if workload.kind not in KINDS:
         raise ProbeError(f"The workload {name!r} is of kind {workload.kind!r}; this version runs {', '.join(KINDS)}.")
     _check_load(workload)
     if asked.thinking not in ("auto", "on", "off", "unset"):
-        raise ProbeError(f"thinking of the workload {name!r} must be auto, on, off or unset; found {asked.thinking!r}.")
+        quote = "; YAML takes on and off without quotes for true and false" if isinstance(asked.thinking, bool) else ""
+        raise ProbeError(
+            f"thinking of the workload {name!r} must be auto, on, off or unset; found {asked.thinking!r}{quote}."
+        )
     return workload
+
+
+def _check_whole(name: Any, what: str, number: Any, least: int, most: int | None) -> None:
+    """Errors: ProbeError for anything but a whole number from *least* to *most* (None: whatever comes)."""
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if not whole or number < least or (most is not None and number > most):
+        # A number of thousands of digits is refused by str().
+        huge = isinstance(number, int) and number.bit_length() > 64
+        found = f"one of {number.bit_length()} bits" if huge else repr(number)
+        raise ProbeError(
+            f"{what} of the workload {name!r} must be a whole number from {least} "
+            f"{'on' if most is None else f'to {most}'}; found {found}."
+        )
+
+
+def _check_request(workload: Workload) -> None:
+    """What goes into the body of a request: a value that is taken for another one measures something else."""
+    asked, name = workload.params, workload.name
+    if not isinstance(asked.prompt, str) or not asked.prompt.strip():
+        raise ProbeError(f"prompt of the workload {name!r} must be a text; found {asked.prompt!r}.")
+    for what, value in (("ignore_eos", asked.ignore_eos), ("cold", asked.cold)):
+        if not isinstance(value, bool):
+            raise ProbeError(f"{what} of the workload {name!r} must be true or false; found {value!r}.")
+    if not isinstance(asked.sampling, Mapping):
+        raise ProbeError(f"sampling of the workload {name!r} must be a map of fields; found {asked.sampling!r}.")
+    taken = [key for key in asked.sampling if key in OWN_FIELDS]
+    if taken:
+        raise ProbeError(
+            f"sampling of the workload {name!r} sets {', '.join(taken)}, which the benchmark sets itself; remove it "
+            "there."
+        )
+    try:
+        json.dumps(asked.sampling, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProbeError(
+            f"sampling of the workload {name!r} cannot be sent as JSON ({error}); expected numbers, texts, lists "
+            "and maps."
+        ) from error
 
 
 def _check_load(workload: Workload) -> None:
@@ -142,14 +200,19 @@ def _check_load(workload: Workload) -> None:
             raise ProbeError(f"The workload {name!r} sets {', '.join(said)}, which only one of kind load has.")
         return
     for key in ("requests", "concurrency", "seed"):
-        value, least = getattr(asked, key), 0 if key == "seed" else 1
+        value = getattr(asked, key)
         if value is None and key == "concurrency":
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ProbeError(f"{key} of the workload {name!r} must be a whole number from {least} on; found {value!r}.")
+        least, most = (0, None) if key == "seed" else (1, MOST_REQUESTS)
+        _check_whole(name, key, value, least, most)
     if asked.rate_per_s is not None and not _positive(asked.rate_per_s):
         raise ProbeError(
             f"rate_per_s of the workload {name!r} must be a number above 0, or null; found {asked.rate_per_s!r}."
+        )
+    if asked.rate_per_s is not None and (asked.requests or 0) / asked.rate_per_s > LONGEST_S:
+        raise ProbeError(
+            f"The workload {name!r} sends {asked.requests} requests at {asked.rate_per_s:g} per second, which takes "
+            f"longer than the {LONGEST_S / 3600:g} hours of the longest load; raise rate_per_s or send fewer."
         )
     if asked.concurrency is None and asked.rate_per_s is None:
         raise ProbeError(
@@ -237,12 +300,22 @@ class Bench:
                 run = self._one(workload.params)
             run["warmup"] = warmup
             runs.append(run)
+            if run.get("interrupted"):
+                break
         after = self._metrics()
         self._report(workload.name, total, total, "runs")
         counted = [run for run in runs if not run["warmup"]]
         # Loads that were run again with more processes were ours, too.
         requests = (workload.params.requests or 1) * (len(counted) + sum(run.get("run_again", 0) for run in counted))
-        return workload_result(workload, runs, server_means(before, after, requests))
+        result: dict[str, Any] = self._client.redact_all(
+            workload_result(workload, runs, server_means(before, after, requests))
+        )
+        return result
+
+    def broken(self, status: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of a workload that has no figures."""
+        result: dict[str, Any] = self._client.redact_all({"status": status, "faults": [message], "evidence": fields})
+        return result
 
     def _one(self, params: Params) -> dict[str, Any]:
         """One request. An engine's fault is a failed run; the probe's own goes up."""
@@ -256,7 +329,7 @@ class Bench:
             computed = time.process_time_ns() - computing
             after = self._settled(before)
         except EngineFault as fault:
-            return {"status": "failed", "faults": [fault.message], "evidence": self._client.redact_all(fault.fields)}
+            return {"status": "failed", "faults": [fault.message], "evidence": fault.fields}
         run = measures.run_measures(trace)
         run["other_requests"] = other_requests(before, after)
         run["busy"] = others_ran(before, after)
@@ -278,7 +351,7 @@ class Bench:
         while True:
             run, kept = self._load_once(params, phase, requests)
             run["run_again"] = again
-            if kept or self._processes * 2 > self._processors:
+            if kept or run["interrupted"] or self._processes * 2 > self._processors:
                 return run
             self._processes *= 2
             again += 1
@@ -299,7 +372,7 @@ class Bench:
             )
             after = self._settled(before, requests)
         except EngineFault as fault:
-            failed = {"status": "failed", "faults": [fault.message], "evidence": self._client.redact_all(fault.fields)}
+            failed = {"status": "failed", "faults": [fault.message], "evidence": fault.fields, "interrupted": False}
             return failed, True
         run = load_measures(reports, params.slo)
         deliveries = [delivery for report in reports for delivery in report.deliveries]
@@ -310,12 +383,11 @@ class Bench:
         faults = [fault for delivery in deliveries for fault in _delivery_faults(params, delivery)]
         if params.cold and run["cached_prompt_tokens"]:
             faults.append(f"the load was not cold: {run['cached_prompt_tokens']} prompt tokens came from the cache")
-        if any(report.interrupted for report in reports):
+        run["interrupted"] = any(report.interrupted for report in reports)
+        if run["interrupted"]:
             faults.append("the load was interrupted")
-        run["faults"] = [self._client.redact(fault) for fault in summed_faults(faults)]
-        run["evidence"] = self._client.redact_all(
-            next((delivery.fault.fields for delivery in deliveries if delivery.fault), {})
-        )
+        run["faults"] = summed_faults(faults)
+        run["evidence"] = next((delivery.fault.fields for delivery in deliveries if delivery.fault), {})
         run["status"] = "failed" if faults else "passed"
         return run, bool(run["client"]["kept_up"])
 
@@ -454,10 +526,10 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
         warnings.append("The client computed for more than half of a run: the figures are partly its own.")
     if any(run.get("busy") for run in good):
         warnings.append("Other requests ran meanwhile: the figures are those of a busy engine.")
-    if workload.params.cold and any(run.get("busy") and run["cached_prompt_tokens"] is None for run in good):
-        warnings.append(
-            "Whether the runs were cold is not known: the engine counts the cache hits of all requests together."
-        )
+    if workload.params.cold and any(run["cached_prompt_tokens"] is None for run in good):
+        busy = any(run.get("busy") for run in good if run["cached_prompt_tokens"] is None)
+        reason = "counts the cache hits of all requests together" if busy else "tells of no cache hits"
+        warnings.append(f"Whether the runs were cold is not known: the engine {reason}.")
     result: dict[str, Any] = {
         "status": "failed" if failed or len(good) < workload.repeats else "passed",
         "faults": [fault for run in failed for fault in run["faults"]],
@@ -506,13 +578,23 @@ def parse_workloads(entries: Sequence[Any], params: Mapping[str, Mapping[str, An
 def run_all(bench: Bench, workloads: Sequence[Workload]) -> dict[str, Any]:
     """The whole benchmark. Where the probe itself breaks, that workload says so and the others still run."""
     results: dict[str, dict[str, Any]] = {}
+    interrupted = ""
     for workload in workloads:
+        if interrupted:
+            results[workload.name] = bench.broken("error", f"{interrupted} was interrupted before; measure again.", {})
+            continue
         try:
             results[workload.name] = bench.run(workload)
-        except ProbeError as error:
-            results[workload.name] = {"status": "error", "faults": [error.message], "evidence": error.fields}
-        except EngineFault as fault:
-            results[workload.name] = {"status": "failed", "faults": [fault.message], "evidence": fault.fields}
+            if any(run.get("interrupted") for run in results[workload.name]["runs"]):
+                interrupted = workload.name
+        except SocleError as error:
+            status = "failed" if isinstance(error, EngineFault) else "error"
+            results[workload.name] = bench.broken(status, error.message, error.fields)
+        except Exception as error:
+            words = (
+                f"{type(error).__name__}: {error}. This is the probe's own fault: repeat it, and report it if it stays."
+            )
+            results[workload.name] = bench.broken("error", words, {})
     return {"verdict": benchmark_verdict(results), "workloads": results, "method": method(workloads)}
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
@@ -52,7 +54,7 @@ def run_load(
         return [LoadClient(target, streams, limits, progress).run(orders)]
     fork = multiprocessing.get_context("fork")
     begin_ns = time.monotonic_ns() + START_NS
-    workers = []
+    workers: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
         for share in range(shares):
@@ -71,10 +73,11 @@ def run_load(
             theirs.close()
             workers.append(worker)
             pipes.append(ours)
-        return _reports(pipes, progress)
+        return _reports(workers, pipes, progress)
     finally:
         for worker in workers:
-            worker.terminate()
+            # What was to be told is told.
+            worker.kill()
             worker.join()
         for pipe in pipes:
             pipe.close()
@@ -108,18 +111,35 @@ def _work(
             os._exit(1)
         pipe.send((done, failed, tokens))
 
+    # The terminal interrupts every process of its group, and a person by the number only the first one. So that each
+    # is interrupted once and none while it hands over, only the first one heeds it, and tells the others by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    told: LoadReport | SocleError
     try:
-        pipe.send(LoadClient(target, streams, limits, tell).run(orders, begin_ns))
+        told = LoadClient(target, streams, limits, tell).run(orders, begin_ns)
     except SocleError as error:
-        pipe.send(error)
+        told = error
     except KeyboardInterrupt:
-        pipe.send(LoadReport(interrupted=True))
-    finally:
-        pipe.close()
+        told = LoadReport(interrupted=True)
+    except Exception as error:
+        told = ProbeError(
+            f"A process of the load broke ({type(error).__name__}: {error}), which is the probe's own fault; repeat "
+            "it, and report it if it stays."
+        )
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.send(told)
+    pipe.close()
 
 
-def _reports(pipes: Sequence[Connection], progress: Progress) -> list[LoadReport]:
-    """Wait for what all processes tell; an interrupt reaches them, too, so that they hand over what they have."""
+def _interrupt(_number: int, _frame: object) -> None:
+    """Once: what follows is handed over undisturbed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _reports(workers: Sequence[BaseProcess], pipes: Sequence[Connection], progress: Progress) -> list[LoadReport]:
+    """Wait for what all processes tell; an interrupt is passed on to them, so that they hand over what they have."""
     told: dict[int, tuple[int, int, int]] = {}
     reports: dict[int, LoadReport] = {}
     until: float | None = None
@@ -146,5 +166,7 @@ def _reports(pipes: Sequence[Connection], progress: Progress) -> list[LoadReport
                     done, failed, tokens = (sum(column) for column in zip(*told.values()))
                     progress(done, failed, tokens)
         except KeyboardInterrupt:
-            until = time.monotonic() + PATIENCE_S
+            until = until or time.monotonic() + PATIENCE_S
+            for worker in workers:
+                worker.terminate()
     return [reports[place] for place in range(len(pipes))]

@@ -166,6 +166,20 @@ def test_fewer_repeats_and_their_names() -> None:
         ({}, {"warmups": -1}, "warmups"),
         ({"kind": "ladder"}, {}, "ladder"),
         ({}, {"thinking": True}, "thinking"),
+        ({}, {"thinking": False}, "YAML takes on and off without quotes"),
+        ({"params": ["prompt"]}, {}, "params of the workload 'B1' must be a map"),
+        ({5: 1}, {}, "does not know 5"),
+        ({}, {"warmups": True}, "warmups"),
+        ({}, {"repeats": 10**9}, "repeats of the workload 'B1' must be a whole number from 1 to 1000"),
+        ({}, {"output_tokens": 10**5000}, "found one of 16610 bits"),
+        ({}, {"prompt_tokens": "many"}, "prompt_tokens"),
+        ({}, {"prompt": 5}, "prompt of the workload 'B1' must be a text"),
+        ({}, {"prompt": " "}, "prompt of the workload 'B1' must be a text"),
+        ({}, {"cold": "false"}, "cold of the workload 'B1' must be true or false; found 'false'"),
+        ({}, {"ignore_eos": 1}, "ignore_eos of the workload 'B1' must be true or false"),
+        ({}, {"sampling": [1]}, "sampling of the workload 'B1' must be a map"),
+        ({}, {"sampling": {"temperature": float("nan")}}, "cannot be sent as JSON"),
+        ({}, {"sampling": {"max_tokens": 1, "n": 3}}, "sets max_tokens, n, which the benchmark sets itself"),
         ({"params": {"prompt": "x"}}, {}, "output_tokens"),
     ],
 )
@@ -208,6 +222,32 @@ def test_a_whole_benchmark_says_how_it_was_done() -> None:
     assert result["verdict"] == "error"
     assert result["method"]["repeats"] == {"B1": 3, "B2": 3}
     assert result["method"]["client_parse_us_per_chunk"] > 0
+
+
+def test_what_breaks_in_one_workload_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EngineDouble() as double, EngineClient(double.base_url, "sk-of-the-test") as client:
+        bench = Bench(client, "double")
+        real = bench.run
+
+        def run(workload: Any) -> dict[str, Any]:
+            if workload.name == "B1":
+                raise KeyError("sk-of-the-test")
+            return real(workload)
+
+        monkeypatch.setattr(bench, "run", run)
+        found = run_all(bench, parse_workloads([B1, B2], {"B2": {"output_tokens": 4}}))
+    assert (found["verdict"], found["workloads"]["B2"]["status"]) == ("error", "passed")
+    words = found["workloads"]["B1"]["faults"][0]
+    assert "KeyError" in words and "probe's own fault" in words and "sk-of" not in words
+
+
+def test_an_engine_without_metrics_leaves_open_whether_runs_were_cold() -> None:
+    with EngineDouble() as double, EngineClient(double.base_url) as client:
+        bench = Bench(client, "double")
+        bench._metrics = lambda: None  # type: ignore[method-assign]
+        found = bench.run(parse_workload(B1, {"output_tokens": 4, "repeats": 1}))
+    assert found["cached_prompt_tokens"] is None
+    assert "Whether the runs were cold is not known: the engine tells of no cache hits." in found["warnings"]
 
 
 @pytest.mark.parametrize("entries", [[], ["B1"], [B1, B1], [{"kind": "generation"}]])

@@ -198,12 +198,14 @@ def test_an_engine_behind_tls_is_refused_in_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"requests": 0}, "requests of the workload 'C4' must be a whole number from 1 on; found 0"),
-        ({"requests": None}, "requests of the workload 'C4' must be a whole number from 1 on; found None"),
-        ({"concurrency": "4"}, "concurrency of the workload 'C4' must be a whole number from 1 on; found '4'"),
+        ({"requests": 0}, "requests of the workload 'C4' must be a whole number from 1 to 100000; found 0"),
+        ({"requests": None}, "requests of the workload 'C4' must be a whole number from 1 to 100000; found None"),
+        ({"concurrency": "4"}, "concurrency of the workload 'C4' must be a whole number from 1 to 100000; found '4'"),
         ({"concurrency": None}, "says neither concurrency nor rate_per_s"),
         ({"rate_per_s": 0}, "rate_per_s of the workload 'C4' must be a number above 0"),
         ({"rate_per_s": float("inf")}, "rate_per_s of the workload 'C4'"),
+        ({"requests": 10**9}, "requests of the workload 'C4' must be a whole number from 1 to 100000"),
+        ({"rate_per_s": 1e-300}, "longer than the 24 hours of the longest load"),
         ({"seed": -1}, "seed of the workload 'C4' must be a whole number from 0 on"),
         ({"slo": {"itl_ms": 3}}, "slo of the workload 'C4' must be a map of ttft_ms, tpot_ms, e2e_ms"),
         ({"slo": {"ttft_ms": "fast"}}, "slo of the workload 'C4'"),
@@ -214,6 +216,25 @@ def test_wrong_parameters_of_a_load_are_refused_by_name(params: dict[str, Any], 
     with pytest.raises(ProbeError, match="C4") as caught:
         parse_workload(C4, params)
     assert words in caught.value.message
+
+
+def test_an_interrupted_load_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+
+    def interrupted(_target: Any, orders: Any, *_how: Any) -> list[LoadReport]:
+        began.append(len(orders))
+        # It did not keep up either, which would run it again.
+        return [LoadReport([delivery(0, [1, 2])], 0, 1, cpu_ns=1, interrupted=True)]
+
+    monkeypatch.setattr(benchmark_module, "run_load", interrupted)
+    later = {**C4, "name": "later"}
+    with EngineDouble() as double, EngineClient(double.base_url) as client:
+        found = run_all(Bench(client, "double", processors=8), [parse_workload(each, SMALL) for each in (C4, later)])
+    assert len(began) == 1
+    assert found["verdict"] == "failed"
+    first, second = found["workloads"]["C4"], found["workloads"]["later"]
+    assert first["status"] == "failed" and "the load was interrupted" in first["faults"] and len(first["runs"]) == 1
+    assert (second["status"], second["faults"]) == ("error", ["C4 was interrupted before; measure again."])
 
 
 def test_a_generation_with_parameters_of_a_load_is_refused() -> None:

@@ -82,15 +82,17 @@ def heeds_interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeds_interrupts")
-def test_an_interrupted_load_hands_over_what_it_has() -> None:
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_an_interrupted_load_hands_over_what_it_has(whole_group: bool) -> None:
     with paced(Script(ttft_s=0.001, gap_s=0.01)) as address:
         servers = multiprocessing.active_children()
 
         def interrupt() -> None:
-            # As the terminal does: every process of the group is told.
-            for child in multiprocessing.active_children():
+            # As the terminal does, which tells every process of the group, or a person, who tells one.
+            for child in multiprocessing.active_children() if whole_group else ():
                 if child not in servers:
                     os.kill(child.pid or 0, signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
         timer = threading.Timer(0.8, interrupt)
         timer.start()
@@ -98,6 +100,7 @@ def test_an_interrupted_load_hands_over_what_it_has() -> None:
         timer.join()
     assert [report.interrupted for report in reports] == [True, True]
     assert 0 < sum(len(report.deliveries) for report in reports) < 200
+    assert set(multiprocessing.active_children()) <= set(servers)
 
 
 def test_a_client_that_computes_most_of_the_time_or_reads_late_did_not_keep_up() -> None:
