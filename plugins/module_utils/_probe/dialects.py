@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.sse import Event
+from ansible_collections.socle.inference.plugins.module_utils._probe.strict_json import parse_json
 from ansible_collections.socle.inference.plugins.module_utils._probe.tool_calls import Call, Tool
-from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, is_count, parse_usage
 
 STOP, LENGTH, CALLS = "stop", "length", "calls"
 
@@ -202,6 +203,8 @@ def _chat_finish(choice: Mapping[str, Any]) -> str | None:
 def _follow_chat(events: Sequence[Event]) -> Reply:
     reply = Reply()
     bodies = _bodies(events, reply, skip="[DONE]")
+    if [place for place, event in enumerate(events, 1) if event.data == "[DONE]"] != [len(events)]:
+        reply.faults.append("its stream does not end with one [DONE]")
     pieces = _Pieces(reply.faults)
     for body in bodies:
         reply.model = _word(body.get("model")) or reply.model
@@ -220,6 +223,10 @@ def _follow_chat(events: Sequence[Event]) -> Reply:
         reply.finish = _chat_finish(choice) or reply.finish
         reply.stop_sequence = _word(choice.get("stop_reason")) or reply.stop_sequence
     reply.calls = pieces.calls()
+    # Clients keep the calls in a list, by these numbers.
+    places = pieces.places()
+    if set(places) != set(range(len(places))):
+        reply.faults.append(f"its calls have the numbers {', '.join(map(str, places))}, not those from 0 on")
     return _checked(reply)
 
 
@@ -335,7 +342,11 @@ def _follow_responses(events: Sequence[Event]) -> Reply:
             index = _place(body.get("output_index"))
             arguments[index] = arguments.get(index, "") + _text(body.get("delta"))
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            if final is not None:
+                gathered.faults.append("more than one event closes it")
             final = _map(body.get("response"))
+        if final is not None and kind not in ("response.completed", "response.incomplete", "response.failed"):
+            gathered.faults.append(f"{kind} comes after its end")
     if numbers != list(range(len(numbers))):
         gathered.faults.append("the sequence numbers of its events have gaps")
     if final is None:
@@ -373,6 +384,9 @@ class _Pieces:
             self._faults.append(f"arguments come for call {place}, which has not begun")
         self._arguments[place] = self._arguments.get(place, "") + _text(arguments)
 
+    def places(self) -> list[Any]:
+        return list(self._begun)
+
     def calls(self) -> list[Call]:
         return [Call(*said, self._arguments.get(place, "")) for place, said in self._begun.items()]
 
@@ -383,7 +397,7 @@ def _call(call_id: Any, name: Any, arguments: Any) -> Call:
 
 def _place(index: Any) -> Any:
     """Something to find a block by: what is no number is kept as words, for the fault that it leads to."""
-    return index if isinstance(index, int) else str(index)
+    return index if isinstance(index, int) and not isinstance(index, bool) else str(index)
 
 
 def _checked(reply: Reply) -> Reply:
@@ -392,6 +406,8 @@ def _checked(reply: Reply) -> Reply:
         reply.faults.append("it has no usage")
     if reply.model is None:
         reply.faults.append("it names no model")
+    if reply.finish not in (STOP, LENGTH, CALLS):
+        reply.faults.append("it does not say why it ended" if reply.finish is None else f"it ended for {reply.finish}")
     if "\ufffd" in (reply.text + reply.reasoning)[:-1]:
         reply.faults.append("its text holds replacement characters")
     return reply
@@ -404,13 +420,13 @@ def _bodies(events: Sequence[Event], reply: Reply, skip: str | None = None) -> l
         if event.data == skip:
             continue
         try:
-            body = json.loads(event.data)
+            body = parse_json(event.data)
         except ValueError:
             body = None
         if not isinstance(body, dict):
             reply.faults.append(f"an event is no JSON object: {event.data[:80]!r}")
             continue
-        if event.type == "error" or body.get("error"):
+        if event.type == "error" or body.get("error") or "error" in (body.get("type"), body.get("object")):
             reply.faults.append(f"an error is inside the stream: {event.data[:200]}")
         elif event.type not in ("message", body.get("type")):
             reply.faults.append(f"an event is called {event.type} and is a {body.get('type')}")
@@ -441,7 +457,7 @@ def _text(value: Any) -> str:
 def _counts(raw: Any, *names: str) -> list[int] | None:
     """Whole numbers of an object; None where one is missing or something else."""
     found = [_map(raw).get(name) for name in names]
-    counts = [each for each in found if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
+    counts = [each for each in found if is_count(each)]
     return counts if len(counts) == len(found) else None
 
 

@@ -140,7 +140,33 @@ def chat_stream(*deltas: dict[str, Any]) -> list[Event]:
     chunks = [{"model": "m", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     chunks.append({"model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return [Event("message", json.dumps(chunk)) for chunk in [*chunks, {"model": "m", "choices": [], "usage": usage}]]
+    chunks.append({"model": "m", "choices": [], "usage": usage})
+    return [*(Event("message", json.dumps(chunk)) for chunk in chunks), Event("message", "[DONE]")]
+
+
+@pytest.mark.parametrize("events", [[0, 1, 2], [3, 0, 1, 2], [0, 1, 2, 3, 3], []])
+def test_a_chat_stream_ends_with_one_done(events: list[int]) -> None:
+    whole = chat_stream({"content": "x"})
+    assert len(whole) == 4 and not DIALECTS["chat"].follow(whole).faults
+    assert "its stream does not end with one [DONE]" in DIALECTS["chat"].follow([whole[each] for each in events]).faults
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", None])
+def test_an_answer_that_failed_is_a_fault_whatever_it_says(status: str | None) -> None:
+    usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+    item = {"type": "message", "content": [{"type": "output_text", "text": "Paris"}]}
+    body = {"object": "response", "model": "m", "status": status, "output": [item], "usage": usage}
+    assert DIALECTS["responses"].read(body).faults == [f"it ended for {status} (None)"]
+    body["status"] = "completed"
+    assert DIALECTS["responses"].read(body).faults == []
+    events = [
+        {"type": "response.output_text.delta", "delta": "Paris"},
+        {"type": "response.completed", "response": body},
+        {"type": "response.output_text.delta", "delta": ""},
+    ]
+    stream = [Event("message", json.dumps({**each, "sequence_number": number})) for number, each in enumerate(events)]
+    assert DIALECTS["responses"].follow(stream[:2]).faults == []
+    assert DIALECTS["responses"].follow(stream).faults == ["response.output_text.delta comes after its end"]
 
 
 def piece(index: Any, **said: Any) -> dict[str, Any]:
@@ -174,7 +200,16 @@ def piece(index: Any, **said: Any) -> dict[str, Any]:
             [Call("a", "f", "{}")],
             None,
         ),
-        ([piece("x", id="a", name="f", arguments="{}")], [Call("a", "f", "{}")], None),
+        (
+            [piece("x", id="a", name="f", arguments="{}")],
+            [Call("a", "f", "{}")],
+            "its calls have the numbers x, not those from 0 on",
+        ),
+        (
+            [piece(5, id="a", name="f", arguments="{}")],
+            [Call("a", "f", "{}")],
+            "its calls have the numbers 5, not those from 0 on",
+        ),
     ],
 )
 def test_calls_are_put_together_from_their_pieces(
