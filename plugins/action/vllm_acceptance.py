@@ -48,13 +48,16 @@ def suite_checks(data: DataPath, name: str, within: tuple[str, ...] = ()) -> lis
             "and checks."
         )
     own = [{"id": entry} if isinstance(entry, str) else entry for entry in checks]
+    wrong = next((entry for entry in own if not isinstance(entry, dict) or not isinstance(entry.get("id"), str)), None)
+    if wrong is not None:
+        raise ProbeError(f"{shown} has the check {wrong!r}; expected the id of one, or a map with an id.")
     base = suite.get("extends")
     if base is None:
         return own
     if not isinstance(base, str):
         raise ProbeError(f"{shown} extends {base!r}; expected the name of one suite.")
-    replaced = {entry["id"] for entry in own if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
-    kept = [entry for entry in suite_checks(data, base, (*within, name)) if entry.get("id") not in replaced]
+    replaced = {entry["id"] for entry in own}
+    kept = [entry for entry in suite_checks(data, base, (*within, name)) if entry["id"] not in replaced]
     return [*kept, *own]
 
 

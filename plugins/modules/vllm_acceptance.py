@@ -242,7 +242,7 @@ finished:
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
-from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._errors import ProbeError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
     preview,
@@ -299,6 +299,8 @@ def main():
         promised=Promised(**asked["promised"]) if asked["promised"] else None,
     )
     try:
+        if not all(name.strip() for name in asked["served_names"] or [""]):
+            raise ProbeError("The probe was told no name of the model; give served_names, as the plan has them.")
         wanted = parse_checks(asked["checks"] or [])
         if module.check_mode:
             module.exit_json(

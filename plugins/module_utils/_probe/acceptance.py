@@ -14,6 +14,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.checks impo
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import EngineFault, ProbeError
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Outcome, Planned
+from ansible_collections.socle.inference.plugins.module_utils._probe.trace import MOST_TOKENS, is_count
 
 AT_ONCE = 3
 """Checks in flight: enough to overlap waiting, few enough for an engine that serves two sequences."""
@@ -39,12 +40,21 @@ def parse_checks(entries: Sequence[Any]) -> list[Wanted]:
         if check_id not in CHECKS:
             raise ProbeError(f"The suite names the check {check_id!r}, which does not exist; there are {_known()}.")
         params = line.get("params") or {}
-        unknown = sorted((set(line) - {"id", "params", "on_failure"}) | (set(params) - set(CHECKS[check_id].params)))
+        if not isinstance(params, dict):
+            raise ProbeError(f"params of the check {check_id!r} must be a map; found {params!r}.")
+        unknown = sorted(
+            {str(key) for key in set(line) - {"id", "params", "on_failure"}}
+            | {str(key) for key in set(params) - set(CHECKS[check_id].params)}
+        )
         if unknown:
             raise ProbeError(
                 f"The check {check_id!r} does not know {', '.join(unknown)}; "
                 f"it takes {', '.join(CHECKS[check_id].params) or 'no parameters'}."
             )
+        for name, value in params.items():
+            wants = _unfit(name, CHECKS[check_id].params[name], value)
+            if wants:
+                raise ProbeError(f"{name} of the check {check_id!r} must be {wants}; found {value!r:.80}.")
         on_failure = line.get("on_failure") or "failed"
         if on_failure not in ("failed", "degraded"):
             raise ProbeError(f"on_failure of the check {check_id!r} must be failed or degraded; found {on_failure!r}.")
@@ -54,6 +64,33 @@ def parse_checks(entries: Sequence[Any]) -> list[Wanted]:
     if not wanted:
         raise ProbeError(f"The suite has no checks, so it would prove nothing; there are {_known()}.")
     return wanted
+
+
+MAY_BE_ZERO = ("seed", "margin", "most_corrupted", "most_lost", "prefix_words", "evict_most_tokens")
+MOST = {"at_once": 1024, "conversations": 100_000, "load_requests": 100_000}
+"""Where more would be refused by the host, or never end."""
+
+
+def _unfit(name: str, default: Any, value: Any) -> str | None:
+    """What *value* must be in place of *default*; None where it is. A check that asks for nothing would always pass."""
+    if isinstance(default, list):
+        kinds = {_unfit(name, default[0], each) for each in value} if isinstance(value, list) and value else {"it"}
+        return f"a list, each of it {_unfit(name, default[0], None)}" if kinds != {None} else None
+    if isinstance(default, str):
+        return None if isinstance(value, str) and value.strip() else "a text"
+    if isinstance(default, float):
+        share = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+        return None if share else "a number above 0, up to 1"
+    if isinstance(default, int):
+        least, most = 0 if name in MAY_BE_ZERO else 1, MOST.get(name, MOST_TOKENS)
+        whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return None if whole else f"a whole number from {least} to {most}"
+    # The one that has no default: the result of another arm.
+    known = {"corrupted": 0, "conversations": 1}
+    right = isinstance(value, dict) and all(
+        is_count(value.get(key)) and value[key] >= least for key, least in known.items()
+    )
+    return None if right or value is None else "null or a map of corrupted and conversations"
 
 
 def _known() -> str:
@@ -89,9 +126,14 @@ def run_suite(
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         for stage in sorted({CHECKS[check.id].stage for check in wanted}):
             members = [check for check in wanted if CHECKS[check.id].stage == stage]
-            for result in pool.map(lambda check: _run_check(check, context, clock), members):
-                results[result["id"]] = result
-                report(len(results), len(wanted), result["id"])
+            try:
+                for result in pool.map(lambda check: _run_check(check, context, clock), members):
+                    results[result["id"]] = result
+                    report(len(results), len(wanted), result["id"])
+            except KeyboardInterrupt:
+                # Leaving waits for the checks under way, of which some ask for hours.
+                context.client.give_up()
+                raise
     checks = [results[check.id] for check in wanted]
     degrading = {check.id for check in wanted if check.on_failure == "degraded"}
     return {
@@ -158,13 +200,16 @@ def _run_check(check: Wanted, context: Context, clock: Callable[[], int]) -> dic
             remedy="This is the probe's own fault: repeat it, and report it if it stays.",
             evidence=[getattr(error, "fields", {})],
         )
-    return {
-        "id": check.id,
-        "status": outcome.status,
-        "expected": outcome.expected,
-        "found": outcome.found,
-        "remedy": None if outcome.status in ("passed", "skipped") else outcome.remedy,
-        "evidence": context.client.redact_all(outcome.evidence),
-        "figures": outcome.figures,
-        "duration_ms": round((clock() - started) / 1e6, 1),
-    }
+    result: dict[str, Any] = context.client.redact_all(
+        {
+            "id": check.id,
+            "status": outcome.status,
+            "expected": outcome.expected,
+            "found": outcome.found,
+            "remedy": None if outcome.status in ("passed", "skipped") else outcome.remedy,
+            "evidence": outcome.evidence,
+            "figures": outcome.figures,
+            "duration_ms": round((clock() - started) / 1e6, 1),
+        }
+    )
+    return result

@@ -132,6 +132,7 @@ def stop(context: Context, params: dict[str, Any]) -> Outcome:
         answers.append(answer)
         reply = reply_of(dialect, answer)
         text = reply.reasoning + reply.text
+        faults += [f"{name}: {fault}" for fault in reply.faults]
         if reply.finish != STOP or " " in text or reply.stop_sequence != " ":
             faults.append(f"{name}: {text[:40]!r}, ended for {reply.finish}, stop string {reply.stop_sequence!r}")
     return judge(
@@ -157,7 +158,9 @@ def repeatable(context: Context, params: dict[str, Any]) -> Outcome:
             answers.append(answer)
             reply = reply_of(DIALECTS["chat"], answer)
             texts.append(reply.reasoning + reply.text)
-        if texts[0] != texts[1]:
+            faults += [f"with {what}: {fault}" for fault in reply.faults]
+        # Two empty ones are equal, too.
+        if not texts[0].strip() or texts[0] != texts[1]:
             faults.append(f"with {what}: {texts[0][:60]!r}, then {texts[1][:60]!r}")
     return judge(
         not faults,

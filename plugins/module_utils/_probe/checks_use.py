@@ -320,7 +320,7 @@ def _evict(context: Context, capacity: int, params: dict[str, Any]) -> None:
     rounds = capacity // words + 2
     for number in range(rounds):
         filler = " ".join(WORDS[(place * (number + 7)) % len(WORDS)] for place in range(words))
-        context.client.post(
+        answer = context.client.post(
             CHAT,
             {
                 "model": context.model,
@@ -329,6 +329,8 @@ def _evict(context: Context, capacity: int, params: dict[str, Any]) -> None:
                 "temperature": 0,
             },
         )
+        # One that is refused evicts nothing.
+        answered(answer)
         context.report(number + 1, rounds, "prompts of others")
 
 
@@ -390,14 +392,16 @@ def _right(context: Context, params: dict[str, Any]) -> set[int]:
 
 
 def _loaded(context: Context, params: dict[str, Any]) -> None:
-    """One request of the load; whether it is right is for other checks."""
+    """One request of the load; whether it is right is for other checks, but one that is refused is no load."""
     words = " ".join(secrets.choice(WORDS) for _word in range(200))
-    context.client.post(
-        CHAT,
-        {
-            "model": context.model,
-            "messages": [{"role": "user", "content": f"Continue this list of words: {words}"}],
-            "max_tokens": params["max_tokens"],
-            "temperature": 1,
-        },
+    answered(
+        context.client.post(
+            CHAT,
+            {
+                "model": context.model,
+                "messages": [{"role": "user", "content": f"Continue this list of words: {words}"}],
+                "max_tokens": params["max_tokens"],
+                "temperature": 1,
+            },
+        )
     )

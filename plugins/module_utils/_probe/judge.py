@@ -114,7 +114,10 @@ def answered(exchange: Exchange) -> tuple[str, str | None, Usage]:
         )
     message = choice["message"]
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    return reasoning + (message.get("content") or ""), choice.get("finish_reason"), usage
+    content = message.get("content") or ""
+    if not (isinstance(reasoning, str) and isinstance(content, str)):
+        raise AnswerFault("The content of the chat answer is no text; expected one.", evidence=exchange.evidence())
+    return reasoning + content, choice.get("finish_reason"), usage
 
 
 def usage_faults(text: str, finish: str | None, usage: Usage, max_tokens: int) -> list[str]:

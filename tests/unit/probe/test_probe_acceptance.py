@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ansible_collections.socle.inference.plugins.action.vllm_acceptance import suite_checks
 from ansible_collections.socle.inference.plugins.module_utils._plan.effort import effort_table
@@ -268,11 +271,98 @@ def test_the_probes_own_fault_is_an_error() -> None:
         ([{"id": "chat", "severity": "low"}], "severity"),
         ([{"id": "chat", "on_failure": "ignore"}], "ignore"),
         ([{"name": "chat"}], "an id"),
+        ([{"id": "chat", 5: 1}], "does not know 5"),
+        ([{"id": "chat", "params": ["max_tokens"]}], "must be a map"),
+        ([{"id": "chat", "params": {"max_tokens": "8"}}], "whole number from 1"),
+        ([{"id": "chat", "params": {"max_tokens": 0}}], "whole number from 1"),
+        ([{"id": "chat", "params": {"max_tokens": 10**30}}], "whole number from 1"),
+        ([{"id": "repeatable", "params": {"seed": True}}], "whole number from 0"),
+        ([{"id": "needle", "params": {"shares": []}}], "a list, each of it a number above 0, up to 1"),
+        ([{"id": "needle", "params": {"shares": [0.5, 7]}}], "a list, each of it a number above 0, up to 1"),
+        ([{"id": "metrics", "params": {"names": "vllm:x"}}], "a list, each of it a text"),
+        ([{"id": "unicode", "params": {"text": ""}}], "a text"),
+        ([{"id": "known_answers", "params": {"load_requests": 0}}], "whole number from 1"),
+        ([{"id": "known_answers", "params": {"least_right": -1}}], "a number above 0, up to 1"),
+        ([{"id": "tool_soak", "params": {"conversations": 10**9}}], "whole number from 1 to 100000"),
+        ([{"id": "tool_soak", "params": {"reference": {"corrupted": 1}}}], "a map of corrupted and conversations"),
     ],
 )
 def test_a_suite_that_cannot_be_meant_is_refused(checks: list[Any], words: str) -> None:
     with pytest.raises(ProbeError, match=words):
         parse_checks(checks)
+
+
+def test_each_check_takes_what_it_has_by_itself() -> None:
+    for name, check in CHECKS.items():
+        parse_checks([{"id": name, "params": check.params}])
+    parse_checks([{"id": "tool_soak", "params": {"reference": {"corrupted": 0, "conversations": 5}}}])
+    parse_checks([{"id": "state", "params": {"evict_most_tokens": 0}}])
+
+
+def chat_only(answer: Callable[[dict[str, Any]], httpx.Response]) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda request: answer(json.loads(request.content)))
+
+
+def said(text: str, **choice: Any) -> httpx.Response:
+    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+    choices = [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **choice}]
+    return httpx.Response(200, json={"model": "double", "choices": choices, "usage": usage})
+
+
+def ask_only(answer: Callable[[dict[str, Any]], httpx.Response], check: dict[str, Any]) -> dict[str, Any]:
+    with EngineClient("http://engine", KEY, transport=chat_only(answer)) as client:
+        context = Context(client, Planned(["double"], promised=PROMISED))
+        return by_id(run_suite("x", parse_checks([check]), context))[check["id"]]
+
+
+def test_a_load_that_is_refused_proves_nothing() -> None:
+    everything = "144 366 mercury au japan 9 six atlantic paris mice co2 120"
+
+    def answer(body: dict[str, Any]) -> httpx.Response:
+        loads = "Continue this list" in body["messages"][-1]["content"]
+        return httpx.Response(503, json={"error": "busy"}) if loads else said(everything)
+
+    check = {"id": "known_answers", "params": {"load_requests": 4}}
+    found = ask_only(answer, check)
+    assert (found["status"], "503" in found["found"]) == ("failed", True)
+    assert ask_only(lambda _body: said(everything), check)["status"] == "passed"
+
+
+@pytest.mark.parametrize("choice", [{"message": {"content": ""}}, {"finish_reason": None}, {"finish_reason": "abort"}])
+def test_two_bad_answers_are_not_equal(choice: dict[str, Any]) -> None:
+    assert ask_only(lambda _body: said("Paris.", **choice), {"id": "repeatable"})["status"] == "failed"
+    assert ask_only(lambda _body: said("Paris."), {"id": "repeatable"})["status"] == "passed"
+
+
+def test_an_answer_of_another_shape_is_the_engines_fault() -> None:
+    found = ask_only(lambda _body: said("", message={"content": [{"text": "Paris"}]}), {"id": "chat"})
+    assert (found["status"], found["found"]) == ("failed", "The content of the chat answer is no text; expected one.")
+
+
+def test_what_was_found_is_said_without_the_key() -> None:
+    found = ask_only(lambda _body: said(f"Wrong key {KEY}", finish_reason=f"no {KEY}"), {"id": "chat"})
+    assert found["status"] == "failed" and KEY not in json.dumps(found) and "********" in found["found"]
+
+
+def test_an_interrupted_suite_ends_with_the_request_under_way() -> None:
+    asked = []
+
+    def answer(body: dict[str, Any]) -> httpx.Response:
+        asked.append(body)
+        return said("Paris.")
+
+    def interrupted(*_figures: Any) -> None:
+        raise KeyboardInterrupt
+
+    with EngineClient("http://engine", transport=chat_only(answer)) as client:
+        context = Context(client, Planned(["double"], promised=PROMISED))
+        wanted = parse_checks([{"id": "chat"}, {"id": "tool_soak", "params": {"conversations": 100_000}}])
+        with pytest.raises(KeyboardInterrupt):
+            run_suite("x", wanted, context, report=interrupted)
+        with pytest.raises(ProbeError, match="interrupted"):
+            client.get("/health")
+        with pytest.raises(ProbeError, match="interrupted"):
+            client.stream("/v1/messages", {})
 
 
 @pytest.mark.parametrize(

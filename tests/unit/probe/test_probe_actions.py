@@ -63,6 +63,9 @@ def test_a_suite_may_begin_with_another_one(site: Path) -> None:
         ("extends: [smoke]\nchecks: [chat]", "the name of one suite"),
         ("extends: none_such\nchecks: [chat]", "not found"),
         ("include: smoke\nchecks: [chat]", "'include', which no suite has"),
+        ("checks: [[chat]]", r"has the check \['chat'\]; expected the id of one"),
+        ("checks: [5]", "has the check 5; expected the id of one"),
+        ("checks: [{id: [chat]}]", "expected the id of one"),
     ],
 )
 def test_a_suite_that_extends_what_it_cannot_is_refused(site: Path, text: str, words: str) -> None:
