@@ -164,7 +164,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
-from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._errors import ProbeError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._probe.benchmark import (
     Bench,
     parse_workloads,
@@ -199,6 +199,8 @@ def main():
     started = utc_now()
     progress = Progress(asked["progress_path"])
     try:
+        if not asked["served_name"].strip():
+            raise ProbeError("The probe was told no name of the model; give served_name, as the plan has it.")
         workloads = parse_workloads(asked["workloads"] or [], asked["params"])
         if module.check_mode:
             module.exit_json(changed=False, benchmark=preview(workloads), started=started, finished=utc_now())

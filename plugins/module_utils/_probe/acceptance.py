@@ -191,6 +191,14 @@ def _run_check(check: Wanted, context: Context, clock: Callable[[], int]) -> dic
             remedy="Look at the unit's log for the time of this check.",
             evidence=[fault.fields],
         )
+    except ProbeError as error:
+        outcome = Outcome(
+            "error",
+            expected=CHECKS[check.id].question,
+            found=error.message,
+            remedy="The probe could not ask; that says nothing about the engine. Do what is said above, and repeat it.",
+            evidence=[error.fields],
+        )
     except Exception as error:
         # The probe's own fault, or an answer that it did not foresee: never the engine's failure, never silence.
         outcome = Outcome(

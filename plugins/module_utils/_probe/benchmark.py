@@ -563,7 +563,7 @@ def parse_workloads(entries: Sequence[Any], params: Mapping[str, Mapping[str, An
     changes = params or {}
     workloads: list[Workload] = []
     for entry in entries:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"].strip():
             raise ProbeError(f"A workload must be a map with a name; found {entry!r}.")
         change = changes.get(entry["name"]) or {}
         if not isinstance(change, Mapping):

@@ -115,7 +115,7 @@ def test_the_key_never_shows() -> None:
         ("wrong_model_id", {"served_model"}),
         ("wrong_length", {"served_model"}),
         ("wrong_version", {"engine_version"}),
-        ("empty_text", {"chat", "chat_stream", "alive", "stop", "canary", "state", *APIS}),
+        ("empty_text", {"chat", "chat_stream", "alive", "stop", "repeatable", "canary", "state", *APIS}),
         ("usage_off", {"chat", "chat_stream", "alive", "tool_soak", *MEANT}),
         (
             "no_usage",
@@ -126,6 +126,9 @@ def test_the_key_never_shows() -> None:
                 "system_prompt",
                 "alive",
                 "full_length",
+                "known_answers",
+                "repeatable",
+                "stop",
                 "slo",
                 "exact_limit",
                 "effort",
@@ -342,6 +345,13 @@ def test_an_answer_of_another_shape_is_the_engines_fault() -> None:
 def test_what_was_found_is_said_without_the_key() -> None:
     found = ask_only(lambda _body: said(f"Wrong key {KEY}", finish_reason=f"no {KEY}"), {"id": "chat"})
     assert found["status"] == "failed" and KEY not in json.dumps(found) and "********" in found["found"]
+
+
+def test_what_the_probe_cannot_ask_is_not_its_fault_to_be_reported() -> None:
+    with EngineClient("ftp://engine") as client:
+        found = by_id(run_suite("x", parse_checks(["chat"]), Context(client, Planned(["double"]))))["chat"]
+    assert (found["status"], found["found"][:28]) == ("error", "POST ftp://engine/v1/chat/co")
+    assert "says nothing about the engine" in found["remedy"] and "report" not in found["remedy"]
 
 
 def test_an_interrupted_suite_ends_with_the_request_under_way() -> None:

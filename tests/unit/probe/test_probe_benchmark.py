@@ -250,7 +250,7 @@ def test_an_engine_without_metrics_leaves_open_whether_runs_were_cold() -> None:
     assert "Whether the runs were cold is not known: the engine tells of no cache hits." in found["warnings"]
 
 
-@pytest.mark.parametrize("entries", [[], ["B1"], [B1, B1], [{"kind": "generation"}]])
+@pytest.mark.parametrize("entries", [[], ["B1"], [B1, B1], [{"kind": "generation"}], [{**B1, "name": " "}]])
 def test_workloads_that_cannot_be_meant_are_refused(entries: list[Any]) -> None:
     with pytest.raises(ProbeError):
         parse_workloads(entries)
