@@ -457,7 +457,7 @@ def _text(value: Any) -> str:
 def _counts(raw: Any, *names: str) -> list[int] | None:
     """Whole numbers of an object; None where one is missing or something else."""
     found = [_map(raw).get(name) for name in names]
-    counts = [each for each in found if is_count(each)]
+    counts = [each for each in found if isinstance(each, int) and is_count(each)]
     return counts if len(counts) == len(found) else None
 
 

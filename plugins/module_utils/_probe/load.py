@@ -245,8 +245,8 @@ class LoadClient:
         stream = _Stream(handle)
         self._streams[handle.fileno()] = stream
         # The kernel may refuse at once, such as without a free port, and then SO_ERROR is empty.
-        error = handle.connect_ex(self._target.address)
-        stream.refused = error if error != errno.EINPROGRESS else 0
+        refused = handle.connect_ex(self._target.address)
+        stream.refused = refused if refused != errno.EINPROGRESS else 0
         stream.read_ns = time.monotonic_ns()
         self._poll.register(handle.fileno(), select.EPOLLIN | select.EPOLLOUT)
         return stream

@@ -60,7 +60,7 @@ def run_load(
         for share in range(shares):
             ours, theirs = fork.Pipe(duplex=False)
             part = None if streams is None else streams // shares + (share < streams % shares)
-            worker = fork.Process(
+            worker: BaseProcess = fork.Process(
                 target=_work, args=(theirs, target, orders[share::shares], part, limits, begin_ns), daemon=True
             )
             try:
