@@ -181,6 +181,11 @@ def acceptance_line(acceptance: Mapping[str, Any]) -> str:
 
 
 GENERATION_FIGURES = (("ttft_ms", "TTFT", "ms"), ("e2e_ms", "whole", "ms"), ("decode_tok_per_s", "", "tok/s"))
+PREFIX_FIGURES = (
+    ("ttft_ms", "TTFT cold", "ms"),
+    ("warm_ttft_ms", "warm", "ms"),
+    ("ttft_drop_pct", "saved", "%"),
+)
 LOAD_FIGURES = (
     ("output_tok_per_s", "", "tok/s"),
     ("goodput_per_s", "goodput", "requests/s"),
@@ -188,6 +193,10 @@ LOAD_FIGURES = (
     ("itl_ms", "ITL", "ms"),
     ("e2e_ms", "whole", "ms"),
 )
+FIGURES = {"prefix": PREFIX_FIGURES, "load": LOAD_FIGURES, "decode": LOAD_FIGURES}
+
+LONG_PROMPT = 1000
+"""Tokens from which on the rate of reading a prompt says more than the constant parts of a request."""
 
 
 def benchmark_lines(benchmark: Mapping[str, Any], where: str) -> list[str]:
@@ -195,13 +204,21 @@ def benchmark_lines(benchmark: Mapping[str, Any], where: str) -> list[str]:
     lines = []
     for name, found in sorted(benchmark["workloads"].items()):
         parts = []
-        for key, label, unit in LOAD_FIGURES if found.get("kind") == "load" else GENERATION_FIGURES:
+        rows = FIGURES.get(str(found.get("kind")), GENERATION_FIGURES)
+        if (found.get("prompt_tokens") or 0) >= LONG_PROMPT and "prefill_tok_per_s" in found:
+            rows = (*rows, ("prefill_tok_per_s", "prefill", "tok/s"))
+        for key, label, unit in rows:
             figures = found.get(key)
             if figures and figures.get("p50") is not None:
                 tail = found.get(key.replace("_ms", "_p99_ms")) or {}
                 p99 = f"p99 {tail['p50']:.1f}, " if tail.get("p50") is not None and tail is not figures else ""
-                parts.append(f"{label} {figures['p50']:.1f} {unit} ({p99}spread {figures['spread_pct']:.0f} %)".strip())
-        faults = found.get("faults") or []
+                # Around nothing a spread in percent has no meaning.
+                spread = figures["spread_pct"] if figures["spread_pct"] is not None else 0
+                parts.append(f"{label} {figures['p50']:.1f} {unit} ({p99}spread {spread:.0f} %)".strip())
+        guessed = found.get("speculation")
+        if guessed:
+            parts.append(f"{guessed['mean_accepted_length']:.2f} tokens a pass")
+        faults = [*(found.get("faults") or []), *(found.get("warnings") or [])]
         lines.append(
             f"{where} {name}: "
             + (", ".join(parts) or str(found.get("status")))

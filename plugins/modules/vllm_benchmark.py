@@ -60,6 +60,12 @@ options:
         models nothing is sent.
     type: bool
     default: false
+  max_model_len:
+    description:
+      - The planned longest context.
+      - A workload that needs more is cut to it and says so. It is skipped where less than a quarter of its prompt would
+        be left.
+    type: int
   data_path:
     description:
       - Folders on the controller that are searched before the collection.
@@ -188,6 +194,7 @@ def main():
             "workloads": {"type": "list", "elements": "raw"},
             "params": {"type": "dict", "default": {}},
             "thinking": {"type": "bool", "default": False},
+            "max_model_len": {"type": "int"},
             "data_path": {"type": "list", "elements": "str"},
             "read_timeout_s": {"type": "float", "default": 120},
             "run_timeout_s": {"type": "float", "default": 900},
@@ -214,6 +221,7 @@ def main():
                 asked["thinking"],
                 report=progress.update,
                 processors=len(os.sched_getaffinity(0)),
+                max_model_len=asked["max_model_len"],
             )
             benchmark = run_all(bench, workloads)
     except SocleError as error:

@@ -18,7 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._errors import Soc
 from ansible_collections.socle.inference.plugins.module_utils._probe import measures
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import HTTPX_VERSION, EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault, EngineFault, ProbeError
-from ansible_collections.socle.inference.plugins.module_utils._probe.load import Delivery, Order
+from ansible_collections.socle.inference.plugins.module_utils._probe.load import Delivery, LoadReport, Order
 from ansible_collections.socle.inference.plugins.module_utils._probe.load_bench import (
     SLO,
     due_times_ns,
@@ -30,27 +30,34 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.prompts imp
     messages_of_length,
     unique_messages,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.server_side import (
+    FINISHED,
+    Watch,
+    cached_tokens,
+    delta,
+    hit_rate,
+    other_requests,
+    others_ran,
+    server_means,
+    speculation,
+)
 from ansible_collections.socle.inference.plugins.module_utils._probe.shards import run_load
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import MOST_TOKENS, TraceReader
 
-HITS = "vllm:prefix_cache_hits_total"
-FINISHED = "vllm:request_success_total"
-IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-HISTOGRAMS = {
-    "ttft_mean_ms": "vllm:time_to_first_token_seconds",
-    "e2e_mean_ms": "vllm:e2e_request_latency_seconds",
-    "itl_mean_ms": "vllm:inter_token_latency_seconds",
-}
 STREAM_PATH = "/v1/chat/completions"
 
 SETTLE_S = 2.0
 """The engine updates its metrics a moment after the last byte."""
 
-KINDS = ("generation", "load")
-"""One request at a time, or many."""
+KINDS = ("generation", "prefix", "load", "decode")
+"""One request at a time; the same one twice, cold and out of the prefix cache; many; many whose prompts are cached."""
+
+LEAST_SHARE = 0.25
+"""A prompt that is cut below this part of what was asked for measures something else."""
 
 SUMMED = {
-    "generation": (("ttft", "ms"), ("e2e", "ms"), ("tpot", "ms"), ("decode", "tok_per_s")),
+    "generation": (("ttft", "ms"), ("e2e", "ms"), ("tpot", "ms"), ("decode", "tok_per_s"), ("prefill", "tok_per_s")),
+    "prefix": (("ttft", "ms"), ("warm_ttft", "ms"), ("ttft_drop", "pct"), ("prefill", "tok_per_s")),
     "load": (
         ("output", "tok_per_s"),
         ("input", "tok_per_s"),
@@ -60,6 +67,7 @@ SUMMED = {
     ),
 }
 """Figures of the runs that are summed up over the repeats, with their units."""
+SUMMED["decode"] = SUMMED["load"]
 
 MOST_RUNS = 1000
 MOST_REQUESTS = 100_000
@@ -70,6 +78,8 @@ LONGEST_S = 24 * 3600
 
 OWN_FIELDS = ("model", "messages", "max_tokens", "n", "stream", "stream_options", "ignore_eos", "cache_salt")
 """Fields of a request that a workload does not set by its sampling."""
+
+INTERRUPTED = "the load was interrupted"
 
 BUSY_CLIENT_SHARE = 0.5
 """A client that computed for this part of a run measured itself too."""
@@ -87,7 +97,7 @@ class Params:
     cold: bool = True
     sampling: dict[str, Any] = field(default_factory=dict)
     requests: int | None = None
-    """Of a load: how many in one run."""
+    """Of a load or of kind decode: how many in one run."""
     concurrency: int | None = None
     """Of a load: how many at once at most; null: as they are due."""
     rate_per_s: float | None = None
@@ -194,6 +204,14 @@ def _check_load(workload: Workload) -> None:
     """A load says how many requests and how they come; a generation says none of that."""
     asked, name = workload.params, workload.name
     own = {key: getattr(asked, key) for key in ("requests", "concurrency", "rate_per_s", "slo")}
+    if workload.kind in ("prefix", "decode") and asked.prompt_tokens is None:
+        raise ProbeError(f"The workload {name!r} is of kind {workload.kind} and needs prompt_tokens; set it.")
+    if workload.kind == "decode":
+        if not isinstance(asked.requests, int) or isinstance(asked.requests, bool) or asked.requests < 1:
+            raise ProbeError(
+                f"requests of the workload {name!r} must be a whole number from 1 on; found {asked.requests!r}."
+            )
+        own.pop("requests")
     if workload.kind != "load":
         said = [key for key, value in own.items() if value]
         if said:
@@ -222,6 +240,23 @@ def _check_load(workload: Workload) -> None:
         raise ProbeError(
             f"slo of the workload {name!r} must be a map of {', '.join(SLO)} to milliseconds; found {asked.slo!r}."
         )
+
+
+def fit(workload: Workload, limit: int | None) -> tuple[Workload | None, dict[str, list[int]]]:
+    """The workload as an instance of that length can run it, and what was cut: {parameter: [asked, used]}.
+
+    None where so little of the prompt would be left that it would measure something else.
+    """
+    params = workload.params
+    if limit is None or (params.prompt_tokens or 0) + params.output_tokens <= limit:
+        return workload, {}
+    output = min(params.output_tokens, limit // 2)
+    prompt = None if params.prompt_tokens is None else min(params.prompt_tokens, limit - output)
+    if prompt is not None and prompt < LEAST_SHARE * (params.prompt_tokens or 0):
+        return None, {"prompt_tokens": [params.prompt_tokens or 0, prompt]}
+    cut = {"output_tokens": [params.output_tokens, output], "prompt_tokens": [params.prompt_tokens or 0, prompt or 0]}
+    fitting = dataclasses.replace(params, prompt_tokens=prompt, output_tokens=output)
+    return dataclasses.replace(workload, params=fitting), {key: pair for key, pair in cut.items() if pair[0] != pair[1]}
 
 
 def _positive(value: Any) -> bool:
@@ -276,8 +311,10 @@ class Bench:
         report: Callable[[str, int, int, str], None] = lambda phase, done, total, unit: None,
         sleep: Callable[[float], None] = time.sleep,
         processors: int = 1,
+        max_model_len: int | None = None,
     ) -> None:
         self._client = client
+        self._length = max_model_len
         self._model = model
         self._thinking = thinking_model
         self._report = report
@@ -285,7 +322,21 @@ class Bench:
         self._processors = processors
         self._processes = 1
 
-    def run(self, workload: Workload) -> dict[str, Any]:
+    def run(self, asked: Workload) -> dict[str, Any]:
+        """All runs of a workload, cut to the length of the instance where it must be, and what the engine says."""
+        fitting, cut = fit(asked, self._length)
+        if fitting is None:
+            return skipped(asked, cut, self._length)
+        with Watch(self._metrics) as watch:
+            result = self._runs(fitting)
+        result["scaled"] = cut
+        result["during"] = watch.figures()
+        if cut:
+            said = ", ".join(f"{key} {pair[0]} to {pair[1]}" for key, pair in cut.items())
+            result["warnings"].append(f"Cut to the {self._length} tokens of the instance: {said}.")
+        return result
+
+    def _runs(self, workload: Workload) -> dict[str, Any]:
         total = workload.warmups + workload.repeats
         runs: list[dict[str, Any]] = []
         before: list[exposition.Sample] | None = None
@@ -294,8 +345,13 @@ class Bench:
             if number == workload.warmups:
                 before = self._metrics()
             warmup = number < workload.warmups
+            phase = f"{workload.name} run {number + 1} of {total}"
             if workload.kind == "load":
-                run = self._load(workload, f"{workload.name} run {number + 1} of {total}", warmup)
+                run = self._load(workload, phase, warmup)
+            elif workload.kind == "decode":
+                run = self._decode(workload.params, phase)
+            elif workload.kind == "prefix":
+                run = self._prefix(workload.params)
             else:
                 run = self._one(workload.params)
             run["warmup"] = warmup
@@ -307,10 +363,13 @@ class Bench:
         counted = [run for run in runs if not run["warmup"]]
         # Loads that were run again with more processes were ours, too.
         requests = (workload.params.requests or 1) * (len(counted) + sum(run.get("run_again", 0) for run in counted))
-        result: dict[str, Any] = self._client.redact_all(
-            workload_result(workload, runs, server_means(before, after, requests))
-        )
-        return result
+        # A run of kind prefix is two requests, one of kind decode has each of them twice.
+        requests *= 2 if workload.kind in ("prefix", "decode") else 1
+        result = workload_result(workload, runs, server_means(before, after, requests))
+        result["speculation"] = speculation(before, after)
+        result["prefix_hit_rate"] = hit_rate(before, after)
+        redacted: dict[str, Any] = self._client.redact_all(result)
+        return redacted
 
     def broken(self, status: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a workload that has no figures."""
@@ -322,14 +381,73 @@ class Bench:
         nonce = secrets.token_hex(8)
         try:
             messages = self._messages(params, nonce)
-            body = request_body(self._model, params, self._thinking, nonce, messages)
+        except EngineFault as fault:
+            return _failed(fault)
+        return self._timed(params, request_body(self._model, params, self._thinking, nonce, messages))
+
+    def _prefix(self, params: Params) -> dict[str, Any]:
+        """One request twice: the second one finds the prompt of the first one in the prefix cache, if there is one."""
+        nonce = secrets.token_hex(8)
+        try:
+            messages = self._messages(params, nonce)
+        except EngineFault as fault:
+            return _failed(fault)
+        body = request_body(self._model, params, self._thinking, nonce, messages)
+        run = self._timed(params, body)
+        if run["status"] == "failed":
+            return run
+        warm = self._timed(dataclasses.replace(params, cold=False), body)
+        if warm["status"] == "failed":
+            return warm
+        run["warm_ttft_ms"] = warm["ttft_ms"]
+        run["warm_cached_prompt_tokens"] = warm["cached_prompt_tokens"]
+        run["ttft_drop_pct"] = round((1 - warm["ttft_ms"] / run["ttft_ms"]) * 100, 1)
+        return run
+
+    def _decode(self, params: Params, phase: str) -> dict[str, Any]:
+        """First every prompt with one token of answer, which leaves them in the prefix cache; then all answers at once.
+
+        What is measured is the second part, in which nothing is left to be done but to make tokens.
+        """
+        requests = params.requests or 1
+        try:
+            bodies = self._bodies(params, requests)
+            prompts = self._send_all([{**body, "max_tokens": 1} for body in bodies], requests, f"{phase}, prompts")
+            if any(report.interrupted for report in prompts):
+                return {"status": "failed", "faults": [INTERRUPTED], "interrupted": True}
+            before = self._metrics()
+            reports = self._send_all(bodies, requests, phase)
+            after = self._settled(before, requests)
+        except EngineFault as fault:
+            return _failed(fault)
+        return self._load_run(dataclasses.replace(params, cold=False), reports, before, after, requests)
+
+    def _send_all(self, bodies: Sequence[Mapping[str, Any]], requests: int, phase: str) -> list[LoadReport]:
+        """All at once. Errors: the first fault of a request."""
+        orders = [Order(number, json.dumps(body, ensure_ascii=False).encode()) for number, body in enumerate(bodies)]
+        reports = run_load(
+            self._client.target(STREAM_PATH),
+            orders,
+            requests,
+            self._processes,
+            self._client.limits,
+            lambda done, failed, tokens: self._report(phase, done, requests, "requests"),
+        )
+        for report in reports:
+            for delivery in report.deliveries:
+                if delivery.fault:
+                    raise delivery.fault
+        return reports
+
+    def _timed(self, params: Params, body: dict[str, Any]) -> dict[str, Any]:
+        try:
             before = self._metrics()
             computing = time.process_time_ns()
             trace = self._client.stream_chat(body)
             computed = time.process_time_ns() - computing
             after = self._settled(before)
         except EngineFault as fault:
-            return {"status": "failed", "faults": [fault.message], "evidence": fault.fields}
+            return _failed(fault)
         run = measures.run_measures(trace)
         run["other_requests"] = other_requests(before, after)
         run["busy"] = others_ran(before, after)
@@ -372,8 +490,19 @@ class Bench:
             )
             after = self._settled(before, requests)
         except EngineFault as fault:
-            failed = {"status": "failed", "faults": [fault.message], "evidence": fault.fields, "interrupted": False}
-            return failed, True
+            return {**_failed(fault), "interrupted": False}, True
+        run = self._load_run(params, reports, before, after, requests)
+        return run, bool(run["client"]["kept_up"])
+
+    def _load_run(
+        self,
+        params: Params,
+        reports: Sequence[LoadReport],
+        before: list[exposition.Sample] | None,
+        after: list[exposition.Sample] | None,
+        requests: int,
+    ) -> dict[str, Any]:
+        """The figures of one load, and why it does not count."""
         run = load_measures(reports, params.slo)
         deliveries = [delivery for report in reports for delivery in report.deliveries]
         run["other_requests"] = other_requests(before, after, requests)
@@ -385,22 +514,28 @@ class Bench:
             faults.append(f"the load was not cold: {run['cached_prompt_tokens']} prompt tokens came from the cache")
         run["interrupted"] = any(report.interrupted for report in reports)
         if run["interrupted"]:
-            faults.append("the load was interrupted")
+            faults.append(INTERRUPTED)
         run["faults"] = summed_faults(faults)
         run["evidence"] = next((delivery.fault.fields for delivery in deliveries if delivery.fault), {})
         run["status"] = "failed" if faults else "passed"
-        return run, bool(run["client"]["kept_up"])
+        return run
 
     def _orders(self, params: Params, requests: int) -> list[Order]:
         """The requests of a load, each with a prompt that no other one has."""
-        orders = []
-        for number, due_ns in enumerate(due_times_ns(requests, params.rate_per_s, params.seed)):
+        due = due_times_ns(requests, params.rate_per_s, params.seed)
+        return [
+            Order(number, json.dumps(body, ensure_ascii=False).encode(), due[number])
+            for number, body in enumerate(self._bodies(params, requests))
+        ]
+
+    def _bodies(self, params: Params, requests: int) -> list[dict[str, Any]]:
+        bodies = []
+        for _number in range(requests):
             nonce = secrets.token_hex(8)
-            messages = self._messages(params, nonce)
-            body = request_body(self._model, params, self._thinking, nonce, messages)
+            body = request_body(self._model, params, self._thinking, nonce, self._messages(params, nonce))
             body.update(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
-            orders.append(Order(number, json.dumps(body, ensure_ascii=False).encode(), due_ns))
-        return orders
+            bodies.append(body)
+        return bodies
 
     def _messages(self, params: Params, nonce: str) -> Messages:
         if params.prompt_tokens is None:
@@ -428,33 +563,12 @@ class Bench:
         """The metrics once they count the requests that just ended, or the latest ones when they never do."""
         after = self._metrics()
         for _attempt in range(int(SETTLE_S / 0.05)):
-            ended = _delta(before, after, FINISHED)
+            ended = delta(before, after, FINISHED)
             if ended is None or ended >= requests:
                 break
             self._sleep(0.05)
             after = self._metrics()
         return after
-
-
-def _delta(before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, name: str) -> float | None:
-    """How far a counter rose; None when it is absent. A label set that is new began at 0."""
-    end = exposition.total(after or (), name)
-    if end is None or before is None:
-        return None
-    return end - (exposition.total(before, name) or 0.0)
-
-
-def cached_tokens(
-    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
-) -> int | None:
-    """Prompt tokens of our requests that came from the prefix cache, by a counter of the whole engine.
-
-    None when the engine does not say, and when others ran meanwhile: a hit may be theirs. No hit at all is nobody's.
-    """
-    hits = _delta(before, after, HITS)
-    if hits is None or (hits and others_ran(before, after, requests)):
-        return None
-    return round(hits)
 
 
 def _cached_of(
@@ -481,34 +595,9 @@ def _delivery_faults(params: Params, delivery: Delivery) -> list[str]:
     return run_faults(params, run)
 
 
-def other_requests(
-    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
-) -> int | None:
-    """Requests of others that ended meanwhile: they blur every figure taken from the metrics."""
-    ended = _delta(before, after, FINISHED)
-    return None if ended is None else max(round(ended) - requests, 0)
-
-
-def others_ran(
-    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int = 1
-) -> bool:
-    """Whether requests of others ended meanwhile, or were in flight before or after ours."""
-    in_flight = (exposition.total(samples or (), name) for samples in (before, after) for name in IN_FLIGHT)
-    return bool(other_requests(before, after, requests)) or any(in_flight)
-
-
-def server_means(
-    before: list[exposition.Sample] | None, after: list[exposition.Sample] | None, requests: int
-) -> dict[str, Any] | None:
-    """The same figures by the engine's own histograms, over all counted runs; None when it has none."""
-    ended = _delta(before, after, HISTOGRAMS["e2e_mean_ms"] + "_count")
-    if not ended:
-        return None
-    means: dict[str, Any] = {"requests": round(ended), "only_ours": round(ended) == requests}
-    for key, name in HISTOGRAMS.items():
-        seconds, count = _delta(before, after, name + "_sum"), _delta(before, after, name + "_count")
-        means[key] = round(seconds * 1000 / count, 3) if seconds is not None and count else None
-    return means
+def _failed(fault: EngineFault) -> dict[str, Any]:
+    """A run that the engine failed."""
+    return {"status": "failed", "faults": [fault.message], "evidence": fault.fields}
 
 
 def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict[str, Any] | None) -> dict[str, Any]:
@@ -530,6 +619,10 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
         busy = any(run.get("busy") for run in good if run["cached_prompt_tokens"] is None)
         reason = "counts the cache hits of all requests together" if busy else "tells of no cache hits"
         warnings.append(f"Whether the runs were cold is not known: the engine {reason}.")
+    if workload.kind in ("prefix", "decode"):
+        key = "warm_cached_prompt_tokens" if workload.kind == "prefix" else "cached_prompt_tokens"
+        if good and not any(run.get(key) for run in good):
+            warnings.append("The prefix cache gave nothing: it is off, or the prompt is shorter than its blocks.")
     result: dict[str, Any] = {
         "status": "failed" if failed or len(good) < workload.repeats else "passed",
         "faults": [fault for run in failed for fault in run["faults"]],
@@ -543,7 +636,7 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
     }
     for name, unit in SUMMED[workload.kind]:
         spread = measures.summary([run.get(f"{name}_{unit}") for run in good])
-        if workload.kind == "generation":
+        if workload.kind in ("generation", "prefix"):
             result[f"{name}_p50_{unit}"] = spread["p50"]
         result[f"{name}_{unit}"] = spread
     result["server"] = server
@@ -551,6 +644,20 @@ def workload_result(workload: Workload, runs: list[dict[str, Any]], server: dict
     result["runs"] = runs
     result["warnings"] = warnings
     return result
+
+
+def skipped(workload: Workload, cut: Mapping[str, list[int]], limit: int | None) -> dict[str, Any]:
+    """A workload that the instance is too short for."""
+    asked, left = cut["prompt_tokens"]
+    return {
+        "status": "skipped",
+        "faults": [],
+        "description": workload.description,
+        "kind": workload.kind,
+        "params": dataclasses.asdict(workload.params),
+        "warnings": [f"Skipped: of {asked} tokens of input {left} would be left in an instance of {limit} tokens."],
+        "runs": [],
+    }
 
 
 def _common(runs: list[dict[str, Any]], key: str) -> int | None:
@@ -612,8 +719,8 @@ def preview(workloads: Sequence[Workload]) -> dict[str, Any]:
 
 
 def benchmark_verdict(workloads: Mapping[str, Mapping[str, Any]]) -> str:
-    """failed when a workload failed, error when there was none or the probe broke, else passed."""
-    states = {result["status"] for result in workloads.values()}
+    """failed when a workload failed, error when none could run or the probe broke, else passed."""
+    states = {result["status"] for result in workloads.values()} - {"skipped"}
     if "failed" in states:
         return "failed"
     return "passed" if states == {"passed"} else "error"

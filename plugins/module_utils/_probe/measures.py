@@ -9,6 +9,7 @@ Definitions (those of vLLM's vllm/benchmarks/lib/endpoint_request_func.py and se
   TPOT    (E2E - TTFT) / (completion_tokens - 1)
   decode  (completion_tokens - tokens_in_first_chunk) / (t_last_token - t_first_token). The first chunk holds one token
           unless the server's running count says more (speculative decoding), so this is 1 / TPOT in the plain case.
+  prefill prompt_tokens / TTFT. Of a prompt that is partly cached it tells nothing.
   ITL     per token: the gap between two chunks divided by the tokens that the later one brought; needs the running
           count. Gaps between chunks go under a name of their own: under speculation they are longer by a factor of 3.
 
@@ -116,6 +117,7 @@ def run_measures(trace: Trace) -> dict[str, Any]:
         "itl_p95_ms": ms(percentile(token_gaps, 0.95)) if token_gaps else None,
         "chunk_gap_p50_ms": ms(percentile(chunk_gaps, 0.5)) if chunk_gaps else None,
         "decode_tok_per_s": None if decode is None else round(decode, 3),
+        "prefill_tok_per_s": round(trace.usage.prompt_tokens * 1e9 / ttft_ns(trace), 1) if trace.usage else None,
         "prompt_tokens": trace.usage.prompt_tokens if trace.usage else None,
         "completion_tokens": trace.usage.completion_tokens if trace.usage else None,
         "token_chunks": len(trace.marks),

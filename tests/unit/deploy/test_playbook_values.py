@@ -35,6 +35,9 @@ TOLD_ELSEWHERE = {
     *("vllm_instances", "vllm_rules_ignored"),
 }
 
+SUITES, WORKLOADS = (
+    ", ".join(sorted(path.stem for path in (ROOT / folder).glob("*.yml"))) for folder in ("suites", "workloads")
+)
 SERIAL = "expected a number of hosts from 1 on, a percentage such as 50%, or a list of both"
 GENERATION = "expected the number of a generation (0 lists those that there are)"
 TRUTH = "expected true or false"
@@ -54,21 +57,21 @@ TRUTH = "expected true or false"
         (
             "socle_suite",
             "nosuch",
-            'is "nosuch", expected one of smoke, standard, the files of suites/ in the collection',
+            f'is "nosuch", expected one of {SUITES}, the files of suites/ in the collection',
         ),
         (
             "socle_suite",
             "smok",
-            'is "smok", expected one of smoke, standard, the files of suites/ in the collection (did you',
+            f'is "smok", expected one of {SUITES}, the files of suites/ in the collection (did you',
         ),
-        ("socle_suite", ["smoke"], "is a list, expected one of smoke, standard, the files of"),
-        ("socle_suite", "../suites/smoke", 'is "../suites/smoke", expected one of smoke, standard, the files of'),
+        ("socle_suite", ["smoke"], f"is a list, expected one of {SUITES}, the files of"),
+        ("socle_suite", "../suites/smoke", f'is "../suites/smoke", expected one of {SUITES}, the files of'),
         (
             "socle_workloads",
-            ["B1", "B3"],
-            'names "B3", expected one of B1, B2, C1, C2, C4, C8, the files of workloads/ in the coll',
+            ["B1", "B9"],
+            f'names "B9", expected one of {WORKLOADS}, the files of workloads/ in the coll',
         ),
-        ("socle_workloads", "B1,B2", 'names "B1,B2", expected one of B1, B2, C1, C2, C4, C8, the files of'),
+        ("socle_workloads", "B1,B2", f'names "B1,B2", expected one of {WORKLOADS}, the files of'),
         ("socle_workloads", 7, "names 7, expected one of B1, B2"),
         ("socle_benchmark_params", {"B9": {}}, 'names "B9", expected one of B1, B2'),
         ("socle_benchmark_params", "B2", """is "B2", expected a map such as '{"B2": {"repeats": 5}}'"""),
@@ -104,7 +107,7 @@ TRUTH = "expected true or false"
         ("socle_data_path", "/nowhere/at/all", "names /nowhere/at/all, which is no folder; correct it or create"),
         ("probe_location", "hst", 'is "hst", expected one of host, controller (did you mean host?)'),
         ("vllm_service_ready_timeout_s", "soon", 'is "soon", expected a whole number'),
-        ("socle_suite", "x" * 1000, "is a string, expected one of smoke"),
+        ("socle_suite", "x" * 1000, "is a string, expected one of agent"),
         ("retry", "http://u:s3cr-t@h", f"is a string, {TRUTH}"),
     ],
 )
@@ -154,7 +157,7 @@ def test_a_site_s_own_suites_and_workloads_are_known(tmp_path: Path) -> None:
     values = {"inventory_dir": str(tmp_path / "inventories/site"), "socle_suite": "short", "socle_workloads": ["long"]}
     assert playbook_value_faults(values) == []
     (found,) = playbook_value_faults({**values, "socle_suite": "shrt"})
-    known = "short, smoke, standard"
+    known = SUITES.replace("smoke", "short, smoke")
     said = f'socle_suite is "shrt", expected one of {known}, the files of suites/ in {tmp_path}/site_data, the'
     assert found.startswith(said) and found.endswith("(did you mean short?)")
 
@@ -207,7 +210,7 @@ def test_a_playbook_refuses_wrong_values_before_it_asks_a_host(playbook: str, si
     output = run(site, playbook, "-e", json.dumps(wrong))
     said = (
         f'retry is "maybe", {TRUTH}; socle_generation is "abc", {GENERATION}; socle_suite is "nosuch", expected one of'
-        " smoke, standard, the files of suites/ in the collection. Nothing was changed."
+        f" {SUITES}, the files of suites/ in the collection. Nothing was changed."
     )
     assert said in output, output
 
