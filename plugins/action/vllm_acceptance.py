@@ -25,6 +25,7 @@ class ActionModule(ProgressActionBase):
         plan = args.pop("plan", None)
         if plan is not None:
             args["promised"] = promises(plain(plan), _model(data, str(plan["model"]["name"])))
+            args["promised"]["since"] = args.pop("since", None)
         if args.get("checks") is None:
             args["checks"] = suite_checks(data, str(args.get("suite") or "smoke"))
         return args

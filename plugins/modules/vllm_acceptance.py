@@ -75,6 +75,28 @@ options:
         description: Figures that the instance is to reach, as in the plan.
         type: dict
         default: {}
+      gpus:
+        description: Indices or UUIDs of the GPUs of the instance.
+        type: list
+        elements: raw
+        default: []
+      unit:
+        description: The systemd service of the instance.
+        type: str
+        default: ''
+      headroom_gib:
+        description: What the plan leaves free of each GPU, in GiB.
+        type: float
+      since:
+        description: When the launch was started, UTC, as C(since) of M(socle.inference.vllm_instances_info).
+        type: str
+  since:
+    description: When the launch was started, UTC. Goes into O(promised) where that is made of O(plan).
+    type: str
+  on_host:
+    description: Whether the module runs on the host of the engine, whose GPUs it may then ask for.
+    type: bool
+    default: false
   api_key:
     description: The instance's API key.
     type: str
@@ -243,6 +265,7 @@ finished:
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
 from ansible_collections.socle.inference.plugins.module_utils._errors import ProbeError, SocleError
+from ansible_collections.socle.inference.plugins.module_utils._gpu.commands import run_limited
 from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance import (
     parse_checks,
     preview,
@@ -254,8 +277,12 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.client impo
     EngineClient,
     Timeouts,
 )
+from ansible_collections.socle.inference.plugins.module_utils._probe.host_gpus import HostGpus
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned, Promised
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
+
+COMMAND_TIMEOUT_S = 30
+"""A driver that hangs must not hold up the verdict on what clients get."""
 
 
 def main():
@@ -275,8 +302,14 @@ def main():
                     "presets": {"type": "dict", "default": {}},
                     "images": {"type": "int"},
                     "slo": {"type": "dict", "default": {}},
+                    "gpus": {"type": "list", "elements": "raw", "default": []},
+                    "unit": {"type": "str", "default": ""},
+                    "headroom_gib": {"type": "float"},
+                    "since": {"type": "str"},
                 },
             },
+            "since": {"type": "str"},
+            "on_host": {"type": "bool", "default": False},
             "api_key": {"type": "str", "no_log": True},
             "api_key_required": {"type": "bool", "default": False, "no_log": False},
             "suite": {"type": "str", "default": "smoke"},
@@ -288,6 +321,11 @@ def main():
         supports_check_mode=True,
     )
     asked = module.params
+
+    def run(command):
+        path = module.get_bin_path(command[0])
+        return None if path is None else run_limited([path, *command[1:]], COMMAND_TIMEOUT_S)
+
     started = utc_now()
     progress = Progress(asked["progress_path"])
     planned = Planned(
@@ -313,7 +351,12 @@ def main():
             acceptance = run_suite(
                 asked["suite"],
                 wanted,
-                Context(client, planned, lambda done, total, unit: progress.update("checking", done, total, unit)),
+                Context(
+                    client,
+                    planned,
+                    lambda done, total, unit: progress.update("checking", done, total, unit),
+                    HostGpus(run) if asked["on_host"] and planned.promised and planned.promised.gpus else None,
+                ),
                 report=lambda done, total, last: progress.update("checking", done, total, "checks", last),
             )
     except SocleError as error:

@@ -30,11 +30,12 @@ RELEASE_S = 60.0
 POLL_S = 1.0
 
 _GPUS = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
-_PROCESSES = [
+PROCESSES = (
     "nvidia-smi",
     "--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory",
     "--format=csv,noheader,nounits",
-]
+)
+"""As parse_holders() reads it."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class GpuRoom:
 
     def holders(self) -> dict[str, list[Holder]]:
         """Who holds memory, by UUID of the GPU."""
-        said = self._ask(_PROCESSES)
+        said = self._ask(PROCESSES)
         if said is None or said[0] != 0:
             return {}
         found = parse_holders(said[1], lambda pid: process_owner(self._proc_root, pid))

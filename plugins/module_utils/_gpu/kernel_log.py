@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ansible_collections.socle.inference.plugins.module_utils._commands import Run
+from ansible_collections.socle.inference.plugins.module_utils._commands import Answer, Run
 from ansible_collections.socle.inference.plugins.module_utils._gpu.pci import normalise_bus_id
 
 COMMANDS = (("journalctl", "-k", "-b", "-o", "cat", "--grep", "NVRM: Xid"), ("dmesg",))
@@ -23,10 +23,15 @@ def read(run: Run) -> list[dict[str, Any]] | None:
     """Xids in the order of the log; None when no log can be read."""
     for command in COMMANDS:
         answer = run(command)
-        # journalctl ends with 1 when nothing matches, as grep does, and also, with a complaint, when it cannot read.
-        if answer is not None and (answer[0] == 0 or (answer[0] == 1 and not answer[2].strip())):
+        if answer is not None and readable(answer):
             return parse(answer[1])
     return None
+
+
+def readable(answer: Answer) -> bool:
+    """Whether a log was read, be there Xids in it or not."""
+    # journalctl ends with 1 when nothing matches, as grep does, and also, with a complaint, when it cannot read.
+    return answer[0] == 0 or (answer[0] == 1 and not answer[2].strip())
 
 
 def parse(output: str) -> list[dict[str, Any]]:

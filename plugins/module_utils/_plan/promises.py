@@ -25,6 +25,9 @@ def promises(plan: Mapping[str, Any], model: Model | None) -> dict[str, Any]:
         "presets": {} if model is None else {name: dict(values) for name, values in model.sampling.items()},
         "images": None if "vision" in lacks else most_images(flags.get("limit-mm-per-prompt")),
         "slo": dict(plan.get("slo") or {}),
+        "gpus": list(plan.get("gpus") or []),
+        "unit": f"vllm-{plan.get('instance')}.service",
+        "headroom_gib": (plan.get("capacity") or {}).get("headroom_gib"),
     }
 
 

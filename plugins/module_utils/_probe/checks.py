@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_apis as apis
+from ansible_collections.socle.inference.plugins.module_utils._probe import checks_gpu as gpu
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_length as length
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_slo as slo
 from ansible_collections.socle.inference.plugins.module_utils._probe import checks_thinking as thinking
@@ -308,6 +309,7 @@ CHECKS: dict[str, Check] = {
         {"least_right": 0.8, "most_lost": 0, "load_requests": 64, "at_once": 16, "max_tokens": 64},
         7,
     ),
+    "gpu": Check(gpu.gpu, "The planned GPUs and no others", {"least_free_mib": 256, "most_growth_mib": 512}, 9),
     "metrics": Check(metrics, "/metrics has the core names", {"names": list(CORE_METRICS)}, 9),
     "api_key": Check(api_key, "The API key is enforced", {}, 1),
     "alive": Check(alive, "The engine still answers after all of that", {"max_tokens": 4}, 9),

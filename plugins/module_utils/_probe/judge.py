@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient, Exchange
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import AnswerFault
+from ansible_collections.socle.inference.plugins.module_utils._probe.host_gpus import HostGpus
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import Usage, parse_usage
 
 CHAT = "/v1/chat/completions"
@@ -29,6 +30,14 @@ class Promised:
     images: int | None = None
     """The most of one request; None where the plan says nothing."""
     slo: Mapping[str, float] = field(default_factory=dict)
+    gpus: Sequence[Any] = ()
+    """Indices or UUIDs."""
+    unit: str = ""
+    """The systemd service of the instance."""
+    headroom_gib: float | None = None
+    """What the plan leaves free of each GPU."""
+    since: str | None = None
+    """When the launch was started, UTC."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Context:
     planned: Planned
     report: Callable[[int, int, str], None] = lambda done, total, unit: None
     """How far a check is that takes long."""
+    host: HostGpus | None = None
+    """Where the probe runs on the engine's own host."""
 
     @property
     def model(self) -> str:

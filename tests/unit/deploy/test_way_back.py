@@ -47,7 +47,8 @@ STUBS = {
     "vllm_launch": "plan facts retry restart idle_s state_dir instance mark generation reason state",
     "vllm_ready": "plan api_key timeout_s started generation state_dir",
     "vllm_rollback": "instance generation automatic retry facts idle_s state_dir",
-    "vllm_acceptance": "base_url served_names max_model_len vllm_version model_root plan api_key_required api_key"
+    "vllm_acceptance": "base_url served_names max_model_len vllm_version model_root plan since on_host"
+    " api_key_required api_key"
     " suite",
     "record": "kind instance plan generation started finished verdict environment results secrets state_dir"
     " environment_fingerprint",

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.acceptance 
 from ansible_collections.socle.inference.plugins.module_utils._probe.checks import CHECKS, public_version
 from ansible_collections.socle.inference.plugins.module_utils._probe.client import EngineClient
 from ansible_collections.socle.inference.plugins.module_utils._probe.errors import ProbeError
+from ansible_collections.socle.inference.plugins.module_utils._probe.host_gpus import HostGpus
 from ansible_collections.socle.inference.plugins.module_utils._probe.judge import Context, Planned, Promised
 from ansible_collections.socle.inference.plugins.plugin_utils.data_path import data_path
 
@@ -43,6 +44,8 @@ PROMISED = Promised(
     presets={"default": {"temperature": 1.0, "top_p": 0.95}, "calm": {"temperature": 0.7, "presence_penalty": 1.5}},
     images=4,
     slo={"ttft_ms": 400},
+    gpus=[0],
+    unit="vllm-chat.service",
 )
 APIS = {"messages", "messages_stream", "responses", "responses_stream"}
 CALLING = {"tools_required", "tools_named", "tools_auto", "tools_parallel", "tools_long_argument"}
@@ -50,6 +53,7 @@ MEANT = {*CALLING, "tool_result", "tools_unneeded", "thinking", "thinking_off", 
 """What is asked by each API, whole and streamed, and understood."""
 BY_ALL = {*MEANT, "tool_soak", "system_prompt", "api_errors", "exact_limit", "effort", "images_most"}
 KEY = "sk-of-the-test"
+ENGINE_PROC = Path(__file__).parent / "fixtures/proc"
 
 
 def accept(checks: list[Any] = FULL, key: str | None = KEY, required: bool = True, **how: Any) -> dict[str, Any]:
@@ -58,7 +62,17 @@ def accept(checks: list[Any] = FULL, key: str | None = KEY, required: bool = Tru
         EngineDouble(Behaviour(api_key=key, cache_tokens=3000, **how)) as double,
         EngineClient(double.base_url, key) as client,
     ):
-        return run_suite("smoke", parse_checks(checks), Context(client, planned))
+        context = Context(client, planned, host=HostGpus(one_gpu, ENGINE_PROC))
+        return run_suite("smoke", parse_checks(checks), context)
+
+
+def one_gpu(argv: Sequence[str]) -> tuple[int, str, str] | None:
+    # A host with one GPU that process 42 of the engine is on.
+    if argv[0] != "nvidia-smi":
+        return (1, "", "") if argv[0] == "journalctl" else None
+    if "--query-compute-apps" in argv[1]:
+        return 0, "GPU-a, 42, python3, 70000", ""
+    return 0, "0, GPU-a, 00000000:3B:00.0, 5500", ""
 
 
 def by_id(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
