@@ -83,6 +83,8 @@ bench: setup
 	python benchmarks/gpu_facts_cost.py
 	python benchmarks/plan_cost.py
 	python benchmarks/probe_accuracy.py
+	python benchmarks/probe_peers.py
+	python benchmarks/probe_agreement.py
 	python benchmarks/model_noop.py
 	python benchmarks/model_download.py
 	python benchmarks/model_fanout.py

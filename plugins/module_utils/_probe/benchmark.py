@@ -114,7 +114,7 @@ class Workload:
     params: Params
     description: str = ""
     kind: str = "generation"
-    repeats: int = 3
+    repeats: int = 5
     warmups: int = 1
 
 
@@ -431,13 +431,23 @@ class Bench:
             requests,
             self._processes,
             self._client.limits,
-            lambda done, failed, tokens: self._report(phase, done, requests, "requests"),
+            self._progress(phase, requests),
         )
         for report in reports:
             for delivery in report.deliveries:
                 if delivery.fault:
                     raise delivery.fault
         return reports
+
+    def _progress(self, phase: str, requests: int) -> Callable[[int, int, int], None]:
+        """Tells how far a load is, with the tokens of the requests that ended."""
+        began = time.monotonic()
+
+        def report(done: int, failed: int, tokens: int) -> None:
+            rate = tokens / max(time.monotonic() - began, 0.001)
+            self._report(phase, done, requests, f"requests, {rate:.0f} tok/s{f', {failed} failed' if failed else ''}")
+
+        return report
 
     def _timed(self, params: Params, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -486,7 +496,7 @@ class Bench:
                 params.concurrency,
                 self._processes,
                 self._client.limits,
-                lambda done, failed, tokens: self._report(phase, done, requests, "requests"),
+                self._progress(phase, requests),
             )
             after = self._settled(before, requests)
         except EngineFault as fault:
@@ -767,6 +777,7 @@ def method(workloads: Sequence[Workload]) -> dict[str, Any]:
             "goodput_per_s": "requests within the slo / the same time",
             "percentiles": "linear interpolation",
             "spread_pct": "(max - min) / p50",
+            "noise_pct": "1.96 * sqrt(2) * sqrt(pi / 2) * standard deviation / sqrt(n) / p50, over the repeats",
         },
         "client_parse_us_per_chunk": parse_cost_us(),
     }

@@ -19,6 +19,7 @@ Tokens are the server's usage, never counted from chunks.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,18 +55,20 @@ def decode_tok_per_s(trace: Trace) -> float | None:
 
 
 def chunk_gaps_ns(trace: Trace) -> list[int]:
-    return [later.at_ns - earlier.at_ns for earlier, later in zip(trace.marks, trace.marks[1:])]
+    at_ns = trace.marks.at_ns
+    return [later - earlier for earlier, later in zip(at_ns, at_ns[1:])]
 
 
 def token_gaps_ns(trace: Trace) -> list[float] | None:
     """One gap for each token after the first chunk's; None without the server's running count."""
+    counts = trace.marks.counts()
+    if counts is None:
+        return None
     gaps: list[float] = []
-    for earlier, later in zip(trace.marks, trace.marks[1:]):
-        if earlier.tokens is None or later.tokens is None:
-            return None
-        brought = later.tokens - earlier.tokens
+    for gap, earlier, later in zip(chunk_gaps_ns(trace), counts, counts[1:]):
+        brought = later - earlier
         if brought > 0:
-            gaps.extend([(later.at_ns - earlier.at_ns) / brought] * brought)
+            gaps.extend([gap / brought] * brought)
     return gaps
 
 
@@ -84,19 +87,33 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(values: Sequence[float | None], digits: int = 3) -> dict[str, Any]:
-    """n, min, p50, p95, max and spread_pct = (max - min) / p50. Missing values do not count; with none left: None."""
+    """n, min, p50, p90, p95, p99, max, spread_pct = (max - min) / p50, noise_pct. Missing values do not count."""
     present = [value for value in values if value is not None]
+    shares = {f"p{share}": share / 100 for share in (50, 90, 95, 99)}
     if not present:
-        return {"n": 0, "min": None, "p50": None, "p95": None, "max": None, "spread_pct": None}
+        return {"n": 0, **dict.fromkeys(("min", *shares, "max", "spread_pct", "noise_pct"))}
     middle = percentile(present, 0.5)
     return {
         "n": len(present),
         "min": round(min(present), digits),
-        "p50": round(middle, digits),
-        "p95": round(percentile(present, 0.95), digits),
+        **{name: round(percentile(present, share), digits) for name, share in shares.items()},
         "max": round(max(present), digits),
         "spread_pct": round((max(present) - min(present)) / middle * 100, 1) if middle else None,
+        "noise_pct": noise_pct(present),
     }
+
+
+def noise_pct(values: Sequence[float]) -> float | None:
+    """The noise floor: what the medians of two such series differ by, in percent, in 1 of 20 cases by chance alone.
+
+    1.96 x sqrt(2) x the standard error of a median, which is 1.2533 (sqrt(pi / 2)) times that of the mean where runs
+    scatter normally. None for fewer than three values. For few values it is rather too small.
+    """
+    middle = percentile(values, 0.5)
+    if len(values) < 3 or not middle:
+        return None
+    error = math.sqrt(math.pi / 2) * statistics.stdev(values) / math.sqrt(len(values))
+    return round(1.96 * math.sqrt(2) * error / abs(middle) * 100, 1)
 
 
 def ms(nanoseconds: float | None, digits: int = 3) -> float | None:

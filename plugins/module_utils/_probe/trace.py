@@ -43,6 +43,10 @@ class Marks(Sequence[Mark]):
         for mark in marks:
             self.add(mark.at_ns, mark.tokens)
 
+    def counts(self) -> array[int] | None:
+        """The server's running count at each mark; None where it is missing at one of them."""
+        return None if self._UNKNOWN in self._tokens else self._tokens
+
     def add(self, at_ns: int, tokens: int | None) -> None:
         """Note that tokens arrived."""
         self.at_ns.append(at_ns)

@@ -66,6 +66,7 @@ class _Connection:
         self.made = 0
         self.running = False
         self.usage = False
+        self.chat = True
 
 
 class PacedServer:
@@ -129,7 +130,8 @@ class PacedServer:
             return
         connection.buffer = b""
         method, path, _version = lines[0].split(" ")
-        if method == "POST" and path == "/v1/chat/completions":
+        if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+            connection.chat = path == "/v1/chat/completions"
             self._begin(connection, json.loads(body), Sent(headers.get("x-request-id", ""), now))
         elif path == "/schedule":
             self._answer(connection, [asdict(each) for each in self._sent])
@@ -157,7 +159,9 @@ class PacedServer:
         head = (
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        self._write(connection, head + self._event(connection, {"role": "assistant", "content": ""}, None, 0))
+        # Only chats are opened by a chunk without a token.
+        opening = self._event(connection, {"role": "assistant", "content": ""}, None, 0) if connection.chat else b""
+        self._write(connection, head + opening)
         due = sent.received_ns + round(self._script.ttft_s * 1e9)
         if self._script.stepped:
             gap = round(self._script.gap_s * 1e9)
@@ -190,12 +194,16 @@ class PacedServer:
         self._write(connection, closing + _piece(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     def _event(self, connection: _Connection, delta: dict[str, str], reason: str | None, made: int) -> bytes:
+        if connection.chat:
+            choice: dict[str, Any] = {"delta": delta, "token_ids": None}
+        else:
+            choice = {"text": delta["content"], "stop_reason": None}
         chunk: dict[str, Any] = {
             "id": "chatcmpl-paced",
-            "object": "chat.completion.chunk",
+            "object": "chat.completion.chunk" if connection.chat else "text_completion",
             "created": 1,
             "model": MODEL,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, "token_ids": None}],
+            "choices": [{"index": 0, "logprobs": None, "finish_reason": reason, **choice}],
         }
         if connection.running:
             chunk["usage"] = _usage(made)

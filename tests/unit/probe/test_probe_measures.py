@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
 from ansible_collections.socle.inference.plugins.module_utils._probe import measures, prompts
@@ -65,7 +67,26 @@ def test_merged_chunks_are_told() -> None:
     ],
 )
 def test_summary(values: list[float | None], expected: tuple[float | None, ...]) -> None:
-    assert tuple(measures.summary(values).values()) == expected
+    found = measures.summary(values)
+    assert tuple(found[key] for key in ("n", "min", "p50", "p95", "max", "spread_pct")) == expected
+
+
+@pytest.mark.parametrize("center", [50.0, 2000.0])
+def test_the_noise_floor_is_what_two_series_differ_by_in_one_of_twenty_cases(center: float) -> None:
+    chance = random.Random(6)
+
+    def median_of_series() -> float:
+        return measures.percentile([chance.gauss(center, center / 50) for _run in range(25)], 0.5)
+
+    differences = [abs(median_of_series() - median_of_series()) / center * 100 for _pair in range(2000)]
+    floors = [measures.noise_pct([chance.gauss(center, center / 50) for _run in range(25)]) or 0 for _ in range(500)]
+    beyond = sum(each > measures.percentile(floors, 0.5) for each in differences) / len(differences)
+    assert 0.03 < beyond < 0.07
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [0.0, 0.0, 0.0]])
+def test_too_few_values_have_no_noise_floor(values: list[float]) -> None:
+    assert measures.noise_pct(values) is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
