@@ -8,11 +8,12 @@ Private to socle.inference.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils import _exposition as exposition
@@ -25,7 +26,6 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.judge impor
     Outcome,
     answered,
     fitting,
-    judge,
     no_thoughts,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import WORDS
@@ -36,6 +36,9 @@ CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Tokyo", "Quito", "Delhi", "
 
 HITS, FINISHED = "vllm:prefix_cache_hits_total", "vllm:request_success_total"
 SETTLE_S = 2.0
+
+EXAMPLES = 5
+"""Of faults, and of evidence for them."""
 
 SURE = 0.05
 """A reference arm is taken as better where the chance of what was seen is below this."""
@@ -48,6 +51,8 @@ TIE = 0.7
 class _Conversation:
     turns: int = 0
     faults: list[str] = field(default_factory=list)
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    """Of its turns, the last one first."""
 
 
 def tool_soak(context: Context, params: dict[str, Any]) -> Outcome:
@@ -87,14 +92,14 @@ def tool_soak(context: Context, params: dict[str, Any]) -> Outcome:
         figures["chance_of_reference"] = round(chance, 4)
         found += f"; the reference arm had {reference['corrupted']} of {reference['conversations']} (p = {chance:.3f})"
         right = right or chance >= SURE
-    examples = list(dict.fromkeys(fault for each in done for fault in each.faults))[:5]
+    examples = list(dict.fromkeys(fault for each in done for fault in each.faults))[:EXAMPLES]
     return Outcome(
         "passed" if right else "failed",
         expected,
         "; ".join([found, *examples]),
         "Compare arms: without speculation, without the prefix cache (vLLM issues 43559, 46281), and with the other "
         "parser of the model's family (35615, 40861, 43074); what ends the corruption is its cause.",
-        [{"examples": examples}] if examples else [],
+        [each.evidence[0] for each in done if each.faults and each.evidence][:EXAMPLES],
         figures,
     )
 
@@ -117,6 +122,7 @@ def _converse(context: Context, params: dict[str, Any], system: str, number: int
     try:
         made.turns += 1
         first = ask(context, dialect, question, streamed)
+        made.evidence.insert(0, first.evidence)
         made.faults += [f"{city}: {fault}" for fault in first.faults(context, params["max_tokens"])]
         calls = first.reply.calls
         made.faults += [f"{city}: {fault}" for call in calls for fault in call_faults(call, TOOLS)]
@@ -134,26 +140,16 @@ def _converse(context: Context, params: dict[str, Any], system: str, number: int
             return made
         made.turns += 1
         results = [(each, f"{degrees} degrees in {city}") for each in calls]
-        second = ask(context, dialect, _with(question, results), streamed)
+        second = ask(context, dialect, replace(question, called=results), streamed)
+        made.evidence.insert(0, second.evidence)
         made.faults += [f"{city}: {fault}" for fault in second.faults(context, params["max_tokens"])]
         made.faults += [f"{city}: {fault}" for each in second.reply.calls for fault in call_faults(each, TOOLS)]
         if not second.reply.calls and not second.reply.text.strip():
             made.faults.append(f"{city}: an empty turn after the tool's result")
     except EngineFault as fault:
         made.faults.append(f"{city}: {fault.message}")
+        made.evidence.insert(0, fault.fields)
     return made
-
-
-def _with(question: Question, results: Sequence[Any]) -> Question:
-    return Question(
-        question.content,
-        question.max_tokens,
-        system=question.system,
-        tools=question.tools,
-        choice=AUTO,
-        called=results,
-        options=question.options,
-    )
 
 
 @dataclass(frozen=True)
@@ -163,6 +159,9 @@ class _Greedy:
     tokens: tuple[str, ...]
     lead: tuple[float, ...]
     cached: int | None
+
+    def evidence(self, how: str) -> dict[str, Any]:
+        return {"request": {"path": CHAT, "cache": how}, "response": {"excerpt": "".join(self.tokens)[:1000]}}
 
 
 def _greedy(context: Context, messages: Sequence[Any], max_tokens: int, salt: str | None) -> _Greedy:
@@ -238,7 +237,7 @@ def canary(context: Context, params: dict[str, Any]) -> Outcome:
     topics = ("a lighthouse", "its keeper", "the storm", "the morning after")
     story = _story(fitting(context, params["prefix_words"], 0.25))
     messages: list[dict[str, str]] = [{"role": "system", "content": story}]
-    faults, warm = [], 0
+    faults, evidence, warm = [], [], 0
     for number, topic in enumerate(topics[: params["turns"]]):
         messages.append({"role": "user", "content": f"Tell me two sentences about {topic}."})
         grown = _greedy(context, messages, most, salt)
@@ -247,6 +246,7 @@ def canary(context: Context, params: dict[str, Any]) -> Outcome:
         fault = parting(grown, fresh)
         if fault:
             faults.append(f"turn {number + 1}: {fault}")
+            evidence += [grown.evidence(f"warm, turn {number + 1}"), fresh.evidence(f"fresh, turn {number + 1}")]
         messages.append({"role": "assistant", "content": "".join(fresh.tokens)})
         context.report(number + 1, params["turns"], "turns")
     return Outcome(
@@ -255,7 +255,8 @@ def canary(context: Context, params: dict[str, Any]) -> Outcome:
         "; ".join(faults) or f"they are equal, and {warm} prompt tokens came from the cache",
         "Reused state changes answers, which stays so until a restart: turn the prefix cache or speculation off, and "
         "compare (vLLM issues 43559, 46281, 53912).",
-        figures={"cached_tokens": warm, "turns": params["turns"], "parted": len(faults)},
+        evidence[: 2 * EXAMPLES],
+        {"cached_tokens": warm, "turns": params["turns"], "parted": len(faults)},
     )
 
 
@@ -276,8 +277,10 @@ def state(context: Context, params: dict[str, Any]) -> Outcome:
     warm = _greedy(context, messages, most, salt)
     said, faults = [f"{warm.cached} prompt tokens warm"], []
     fault = parting(cold, warm)
+    evidence = []
     if fault:
         faults.append(f"warm: {fault}")
+        evidence += [cold.evidence("cold"), warm.evidence("warm")]
     capacity = _capacity_tokens(context)
     if not warm.cached:
         said.append("the prefix cache gave nothing, so that warm was cold")
@@ -290,13 +293,15 @@ def state(context: Context, params: dict[str, Any]) -> Outcome:
         fault = parting(cold, evicted)
         if fault:
             faults.append(f"after eviction: {fault}")
+            evidence += [cold.evidence("cold"), evicted.evidence("after eviction")]
     return Outcome(
         "failed" if faults else "passed",
         expected,
         "; ".join([*faults, *said]),
         "Reused state changes answers, which stays so until a restart: turn the prefix cache or speculation off, and "
         "compare (vLLM issues 43559, 46281, 53912).",
-        figures={"cached_warm": warm.cached or 0, "parted": len(faults)},
+        evidence,
+        {"cached_warm": warm.cached or 0, "parted": len(faults)},
     )
 
 
@@ -348,33 +353,40 @@ KNOWN = (
     ("Which gas do plants take in for photosynthesis?", "carbon dioxide|co2|co\u2082"),
     ("How many minutes are two hours?", "120"),
 )
-"""Questions that a model of any use answers, and the words of which one must be in the answer, in lower case."""
+"""Questions that a model of any use answers, and the words of which one must be in the answer, as a pattern."""
 
 
 def known_answers(context: Context, params: dict[str, Any]) -> Outcome:
     """Before and after a load: what a model knows does not depend on what was asked of it meanwhile."""
-    before = _right(context, params)
+    before = _known(context, params)
     total = params["load_requests"]
     with ThreadPoolExecutor(max_workers=params["at_once"]) as pool:
         for number, _done in enumerate(pool.map(lambda _each: _loaded(context, params), range(total)), 1):
             context.report(number, total, "requests of the load")
-    after = _right(context, params)
-    lost = sorted(before - after)
-    enough = len(before) >= params["least_right"] * len(KNOWN)
-    return judge(
-        enough and len(lost) <= params["most_lost"],
+    after = _known(context, params)
+    right = [sum(is_right for is_right, _text in found) for found in (before, after)]
+    lost = [place for place in range(len(KNOWN)) if before[place][0] and not after[place][0]]
+    failed = right[0] < params["least_right"] * len(KNOWN) or len(lost) > params["most_lost"]
+    wrong = [place for place, (is_right, _text) in enumerate(before) if not is_right] + lost
+    return Outcome(
+        "failed" if failed else "passed",
         f"{params['least_right']:.0%} of {len(KNOWN)} questions answered rightly, and the same after {total} requests",
-        f"{len(before)} right before, {len(after)} after"
+        f"{right[0]} right before, {right[1]} after"
         + (f"; lost: {', '.join(KNOWN[place][0] for place in lost)}" if lost else ""),
         "Answers that are wrong from the start come from damaged weights, a wrong chat template or quantisation; those "
         "that are lost under load from state that requests share.",
+        [
+            {"question": KNOWN[place][0], "before": before[place][1], "after": after[place][1]}
+            for place in (wrong if failed else [])
+        ],
+        {"right_before": right[0], "right_after": right[1], "lost": len(lost)},
     )
 
 
-def _right(context: Context, params: dict[str, Any]) -> set[int]:
-    """Places of the questions that were answered rightly."""
-    right = set()
-    for place, (question, words) in enumerate(KNOWN):
+def _known(context: Context, params: dict[str, Any]) -> list[tuple[bool, str]]:
+    """For each question whether it was answered rightly, and the answer."""
+    found = []
+    for question, words in KNOWN:
         answer = context.client.post(
             CHAT,
             {
@@ -386,9 +398,10 @@ def _right(context: Context, params: dict[str, Any]) -> set[int]:
             },
         )
         text, _finish, _usage = answered(answer)
-        if any(word in text.lower() for word in words.split("|")):
-            right.add(place)
-    return right
+        # "au" is not in "because". Chinese has no spaces between words.
+        is_right = re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", text.lower()) is not None
+        found.append((is_right, text.strip()[:200]))
+    return found
 
 
 def _loaded(context: Context, params: dict[str, Any]) -> None:

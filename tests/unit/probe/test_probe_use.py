@@ -217,3 +217,31 @@ def test_calls_are_put_together_from_their_pieces(
 ) -> None:
     reply = DIALECTS["chat"].follow(chat_stream(*deltas))
     assert (reply.calls, reply.faults, reply.finish) == (calls, [fault] if fault else [], "calls")
+
+
+def known(monkeypatch: pytest.MonkeyPatch, **answers: str) -> dict[str, Any]:
+    monkeypatch.setattr(
+        mind, "KNOWN", {**mind.KNOWN, **{name.replace("_", " "): said for name, said in answers.items()}}
+    )
+    lines = [{"id": "known_answers", "params": {"load_requests": 4}}]
+    with EngineDouble() as double, EngineClient(double.base_url) as client:
+        (check,) = run_suite("x", parse_checks(lines), Context(client, Planned(["double"], 512)))["checks"]
+    return check  # type: ignore[no-any-return]
+
+
+def test_a_word_inside_another_one_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = known(monkeypatch, symbol_of_gold="Because it shines", Kyoto="Japan.")
+    assert (check["status"], check["figures"]["right_before"]) == ("passed", 11)
+
+
+def test_what_was_answered_wrongly_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = dict.fromkeys(("symbol_of_gold", "Kyoto", "hexagon", "two_hours"), "I do not know")
+    check = known(monkeypatch, **wrong)
+    assert (check["status"], len(check["evidence"])) == ("failed", 4)
+    assert check["evidence"][0]["before"] == "I do not know"
+
+
+def test_corrupted_conversations_are_shown() -> None:
+    evidence = soak(frozenset({"soak_null"}))["evidence"]
+    assert len(evidence) == 4
+    assert "null" in evidence[0]["response"]["excerpt"]
