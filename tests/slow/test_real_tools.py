@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tools turned on in the real engine: what a grammar forces is right by all three APIs, and the rest is not promised."""
+"""Tools turned on in the real engine: what a grammar forces is right by each API, and the rest is not promised."""
 
 from __future__ import annotations
 
