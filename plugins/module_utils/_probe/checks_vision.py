@@ -19,7 +19,8 @@ SMALL = 64
 
 def image_number(context: Context, params: dict[str, Any]) -> Outcome:
     """A number that was made for this request, so that neither guess nor cache can know it."""
-    digits = "".join(secrets.choice("0123456789") for _place in range(3))
+    # No digit twice: read from the right, it must be another number.
+    digits = "".join(random.SystemRandom().sample("0123456789", 3))
 
     def faults(asked: Asked) -> list[str]:
         return [] if digits in asked.reply.text else [f"it reads {asked.reply.text.strip()[:60]!r}, not {digits}"]
