@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import time
@@ -11,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -92,15 +93,22 @@ class Http:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.base_url + path, data=data, headers=headers)
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
-                return int(response.status), _read(response, time.monotonic() + timeout_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read(1 << 16)
+            return self._ask(request, timeout_s)
         except (OSError, ValueError, EOFError):
             return 0, b""
         except Exception as error:  # http.client's own errors, for a server that dies while it answers
             return 0, str(error).encode()
+
+    def _ask(self, request: urllib.request.Request, timeout_s: float) -> Answer:
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self._opener.open(request, timeout=timeout_s) as response:
+                return int(response.status), _read(response, deadline)
+        except urllib.error.HTTPError as error:
+            # What counts is its status, also where the server dies, or goes on for ever, while it says more.
+            with error, contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                return error.code, _read(error, deadline)
+            return error.code, b""
 
 
 def _read(response: Any, deadline: float) -> bytes:
@@ -455,7 +463,7 @@ class Waiter:
 
         EngineError without a diagnosis where another run has launched the instance since: what runs is that one's.
         """
-        with self._claim.held() if self._claim else nullcontext(True) as ours:
+        with self._claim.held() if self._claim else contextlib.nullcontext(True) as ours:
             if not ours:
                 raise EngineError(
                     f"Gave up waiting for {self._service}: another run has launched {self._instance} meanwhile, and"

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -760,6 +762,37 @@ def test_rubbish_from_another_process_is_told_as_not_serving(
 def test_an_answer_that_never_ends_is_none() -> None:
     with answering(Rubbish(b"x" * 100, drip=True)) as address:
         assert Http(address)("/metrics", timeout_s=0.5) == (0, b"")
+
+
+class Dying(BaseHTTPRequestHandler):
+    """An engine that ends, or hangs, in the middle of saying that it is not ready."""
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        how = self.path.rpartition("/")[2]
+        self.send_response(503)
+        self.send_header(*(("Transfer-Encoding", "chunked") if how == "chunks" else ("Content-Length", "100000")))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"ff\r\nabc")
+            for _turn in range({"drip": 40, "hang": 1}.get(how, 0)):
+                time.sleep(2.0 if how == "hang" else 0.05)
+                self.wfile.write(b"x")
+            if how == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+
+
+@pytest.mark.parametrize("how", ["reset", "chunks", "hang", "drip"])
+def test_an_engine_that_dies_while_it_refuses_is_told_by_its_status(how: str) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dying)
+    server.daemon_threads = True
+    with answering(server) as address:
+        began = time.monotonic()
+        assert Http(address)(f"/health/{how}", timeout_s=0.5)[0] == 503
+        assert time.monotonic() - began < 1.8
 
 
 def test_secrets_and_what_users_wrote_stay_out_of_the_excerpt(
