@@ -67,10 +67,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 def check_name(instance: str) -> str:
     """The instance's name, or EngineError where it cannot be part of a unit's name."""
-    if not NAME.fullmatch(instance):
+    if not isinstance(instance, str) or not NAME.fullmatch(instance):
         raise EngineError(
-            f"Cannot use '{instance}' as the name of an instance: expected at most 63 letters, digits, '_', '.' and"
-            " '-', starting with a letter or digit; rename it in vllm_instances."
+            f"Cannot use {str(instance)[:80]!r} as the name of an instance: expected at most 63 letters, digits, '_',"
+            " '.' and '-', starting with a letter or digit; rename it in vllm_instances."
         )
     return instance
 

@@ -27,7 +27,7 @@ def make_backend(engine: str, runner: Runner, state_dir: Path = STATE_DIR) -> Ba
     if engine == "docker":
         client = next((path for path in CLIENTS if Path(path).exists()), DOCKER)
         return DockerBackend(runner, secrets_dir=state_dir / "secrets", docker=client)
-    raise EngineError(f"Cannot run instances under '{engine}': expected podman or docker; correct the engine.")
+    raise EngineError(f"Cannot run instances under {engine[:80]!r}: expected podman or docker; correct the engine.")
 
 
 def other_backends(engine: str, runner: Runner, state_dir: Path) -> list[Backend]:

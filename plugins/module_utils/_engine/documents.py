@@ -67,8 +67,19 @@ def _is_deep(content: Any) -> bool:
 
 def document_text(value: dict[str, Any], limit: int, what: str) -> str:
     """*value* as the text of its file; EngineError where it would be refused when it is read again."""
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    size = len(text.encode("utf-8", "replace"))
+    try:
+        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        size = len(text.encode())
+    except (ValueError, TypeError, RecursionError) as error:
+        raise EngineError(
+            f"Cannot keep {what}: it holds what no file of JSON can, such as half a character or a number without end"
+            f" ({type(error).__name__}); correct flags, env and descriptions of the instance."
+        ) from error
+    if _is_deep(value):
+        raise EngineError(
+            f"Cannot keep {what}: it is nested more than {MAX_DEPTH} levels deep; correct flags and descriptions of the"
+            " instance."
+        )
     if size > limit:
         raise EngineError(
             f"Cannot keep {what}: it has {size >> 10} KiB, and no more than {limit >> 10} KiB are read of one; shorten"

@@ -10,7 +10,7 @@ Private to socle.inference.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.documents 
     read_document,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
+from ansible_collections.socle.inference.plugins.module_utils._engine.plan_form import plan_fault
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
-from ansible_collections.socle.inference.plugins.module_utils._units import path_fault
 
 SCHEMA = "socle.generation/1"
 
@@ -33,24 +33,6 @@ UNIT_SUFFIXES = (".container", ".service")
 
 LAST_NUMBER = 999_999_999
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-
-_KINDS: Mapping[str, tuple[type, Any]] = {
-    "argv": (list, str),
-    "mounts": (list, dict),
-    "secrets": (list, dict),
-    "served_names": (list, str),
-    "gpus": (list, None),
-    "port": (int, None),
-    "env": (dict, None),
-    "model": (dict, None),
-    "sources": (dict, dict),
-    "env_sources": (dict, dict),
-    "image_source": (dict, None),
-    "image": (str, None),
-    "launch_fingerprint": (str, None),
-}
-"""What launches go by in a plan, its kind, and that of what it holds. Each may be null, and may be missing but for argv
-and port."""
 
 
 @dataclass
@@ -125,27 +107,7 @@ def _fault(instance: str, plan: Mapping[str, Any]) -> str | None:
     """What in a plan that was edited or damaged no launch could go by; None where nothing is."""
     if plan.get("instance") != instance:
         return f"its plan.json is of the instance {str(plan.get('instance'))[:80]!r}"
-    for key, (kind, inner) in _KINDS.items():
-        value = plan.get(key)
-        if value is None and key not in ("argv", "port"):
-            continue
-        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        wrong = not isinstance(value, kind) or isinstance(value, bool)
-        if wrong or (inner is not None and not all(isinstance(item, inner) for item in held)):
-            return f"{key} of its plan.json is not what a plan has there"
-    if not 0 < plan["port"] < 65536:
-        return "port of its plan.json is none"
-    return _lack("mounts", plan, ("kind", "source", "target")) or _lack("secrets", plan, ("name", "target"))
-
-
-def _lack(key: str, plan: Mapping[str, Any], needed: Sequence[str]) -> str | None:
-    for item in plan.get(key) or []:
-        for part in needed:
-            if not isinstance(item.get(part), str):
-                return f"{key} of its plan.json have no {part}"
-            if part in ("source", "target") and key == "mounts" and path_fault(item[part]):
-                return f"{part} of {key} of its plan.json is no path"
-    return None
+    return plan_fault(plan, "its plan.json")
 
 
 def read_history(folder: Path, files: Files) -> History:

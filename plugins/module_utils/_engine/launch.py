@@ -58,6 +58,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.locks import LockHeld, locked
 from ansible_collections.socle.inference.plugins.module_utils._engine.obstacles import Obstacles
+from ansible_collections.socle.inference.plugins.module_utils._engine.plan_form import RENDERED, plan_fault
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import NAME as API_KEY
 from ansible_collections.socle.inference.plugins.module_utils._engine.select import engine_of
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import (
@@ -171,12 +172,17 @@ class Launcher:
 
         With *restart* it is started anew also where nothing changed.
         """
-        instance = check_name(str(plan.get("instance") or ""))
+        instance = check_name(plan.get("instance") or "")
         if not plan.get("sealed") and not check:
             raise EngineError(
                 f"Cannot launch {instance}: its plan is not sealed, so image and model are not proven; seal it first."
             )
+        fault = plan_fault(_printable(plan), "the plan", RENDERED)
+        if fault:
+            raise EngineError(f"Cannot launch {instance}: {fault}; give the plan as vllm_plan sealed it.")
         with explaining(f"launch {instance}", self._dir):
+            # Told before anything else, in check mode too.
+            document_text(plan, PLAN_BYTES, f"the plan of {instance}")
             text = self._backend.render(_printable(plan))
             self._backend.validate(instance, text)
             if check:
@@ -549,5 +555,7 @@ def _printable(plan: dict[str, Any]) -> dict[str, Any]:
     """An unsealed plan with a stand-in for each mount whose source is not known yet."""
     if plan.get("sealed"):
         return plan
-    mounts = [{**mount, "source": mount.get("source") or "/known-once-sealed"} for mount in plan.get("mounts") or []]
-    return {**plan, "mounts": mounts}
+    mounts = plan.get("mounts")
+    if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
+        return plan
+    return {**plan, "mounts": [{**mount, "source": mount.get("source") or "/known-once-sealed"} for mount in mounts]}

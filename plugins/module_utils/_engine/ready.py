@@ -38,6 +38,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.phases imp
     expected_phases,
     progress_detail,
 )
+from ansible_collections.socle.inference.plugins.module_utils._engine.plan_form import plan_fault
 from ansible_collections.socle.inference.plugins.module_utils._engine.signatures import BY_NAME, Signature
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
@@ -547,7 +548,10 @@ def await_instance(
     What earlier starts took is read from the records below *state_dir*. *generation* is the one that was started.
     """
     plan = plan or {}
-    instance = check_name(str(given.get("instance") or plan.get("instance") or ""))
+    instance = check_name(given.get("instance") or plan.get("instance") or "")
+    fault = plan_fault(plan, "the plan", () if given.get("port") else ("port",))
+    if fault:
+        raise EngineError(f"Cannot wait for {instance}: {fault}; give the plan as vllm_plan sealed it.")
     if plan.get("api_key_required") and not api_key:
         reason = f"Cannot ask {instance} for a token: it requires an API key and none was given; set its api_key."
         if check:

@@ -91,6 +91,48 @@ def test_the_module_looks_for_such_containers_on_hosts_with_gpus(
     assert told == named
 
 
+WRONG: dict[str, list[Any]] = {
+    "instance": [5, ["chat"], "a\nb", "x" * 300],
+    "argv": [None, 5, "x", [1], [None]],
+    "port": [None, "8000", True, 0, -1, 1.5, float("nan"), 10**30],
+    "image": [None, 5, "", "\ud800"],
+    "env": ["x", [1], {"X": None}, {"X": []}],
+    "mounts": ["x", [1], [{}], [{"kind": "model", "source": "/a", "target": 5}]],
+    "secrets": ["x", [1], [{}], [{"name": "api_key"}]],
+    "gpus": [5, "0", [None], [[]]],
+    "requires": [5, [5]],
+    "network": [5, "\ud800"],
+    "shm_size_bytes": ["16g", -1, float("inf"), 10**30],
+    "start_timeout_s": ["x", -1, float("nan"), 10**30],
+    "engine": [5, "cri-o"],
+    "max_model_len": [float("nan"), float("inf"), "\ud800"],
+}
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+@pytest.mark.parametrize("key", WRONG)
+def test_a_plan_of_wrong_values_is_refused_in_one_sentence_and_changes_nothing(
+    key: str,
+    engine: str,
+    backend: QuadletBackend,
+    docker: DockerBackend,
+    host: Host,
+    plan: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    backends = {"podman": backend, "docker": docker}
+    launcher = Launcher(backends[engine], tmp_path / "instances", Files(), listens=nobody)
+    there = sorted(tmp_path.rglob("*"))
+    missing = [{name: value for name, value in plan.items() if name != key}] if key in ("argv", "port", "image") else []
+    for wrong in [*missing, *({**plan, key: value} for value in WRONG[key])]:
+        for sealed, check in ((True, False), (True, True), (False, True)):
+            with pytest.raises(EngineError) as refused:
+                launcher.start({**wrong, "sealed": sealed}, check=check)
+            said = str(refused.value)
+            assert said.endswith(".") and len(said) < 400 and said.isprintable()
+    assert sorted(tmp_path.rglob("*")) == there and host.restarts == 0
+
+
 def test_a_first_launch_starts_and_a_second_does_nothing(
     launcher: Launcher, host: Any, backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -691,6 +691,38 @@ def test_a_missing_api_key_is_asked_for_before_anything_else(
     assert host.calls == []
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": None},
+        {"port": "x"},
+        {"argv": 5},
+        {"argv": [5]},
+        {"start_timeout_s": "x"},
+        {"start_timeout_s": float("nan")},
+        {"served_names": "smol"},
+        {"mounts": [5]},
+        {"instance": ["chat"]},
+    ],
+    ids=str,
+)
+def test_a_plan_that_nothing_can_be_waited_for_by_is_refused(
+    wrong: dict[str, Any], backend: QuadletBackend, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    for started, check in ((True, False), (False, False), (True, True)):
+        with pytest.raises(EngineError, match=r"^Cannot (wait for chat: .* of the plan|use .* as the name).*\.$"):
+            await_instance(
+                backend,
+                {},
+                {**plan, **wrong},
+                "key",
+                progress=Progress(),
+                started=started,
+                check=check,
+                state_dir=tmp_path,
+            )
+
+
 def test_cache_facts_that_a_version_does_not_tell_are_missing() -> None:
     old = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     assert parse_cache_info(old) == {"num_gpu_blocks": None, "block_size": 16, "kv_cache_size_tokens": None}
