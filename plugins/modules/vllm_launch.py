@@ -83,7 +83,10 @@ options:
     description: Internal; set by the action plugin.
     type: path
   mark:
-    description: Note that a generation was accepted or failed, instead of starting or stopping anything.
+    description:
+      - Note that a generation was accepted or failed, instead of starting or stopping anything.
+      - Only the current generation can be accepted; where another one took its place while it was probed, the mark is
+        refused.
     type: str
     choices: [accepted, failed]
   generation:

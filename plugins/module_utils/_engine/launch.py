@@ -46,6 +46,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.generation
     LAST_NUMBER,
     SCHEMA,
     Generation,
+    History,
     failed_try,
     read_history,
     way_back,
@@ -533,22 +534,38 @@ class Launcher:
         }
         if verdict == "accepted":
             changed = history.status(number) != "accepted"
+            _refuse_another(instance, number, history)
         else:
             changed = not item.failed or item.state.get("reason") != reason or history.accepted == number
         if changed and not check:
             with explaining(f"mark {instance} as {verdict}", self._dir), self._lock(instance):
-                # Another run may have noted a start of it since.
-                item = read_history(folder, self._files).generations.get(number, item)
+                # Another run may have noted a start or an acceptance since, or have launched another generation.
+                history = read_history(folder, self._files)
+                item = history.generations.get(number, item)
                 if verdict == "accepted":
+                    _refuse_another(instance, number, history)
                     self._note(instance, item, verdict=None, reason=None, verdict_at=None, accepted_at=self._now())
                     self._files.point(folder / "accepted", f"generations/{number}")
                 else:
-                    self._note(instance, item, verdict="failed", reason=reason, verdict_at=self._now())
+                    # The link first: a run that is killed in between leaves nothing accepted that failed.
                     if history.accepted == number:
                         self._files.remove(folder / "accepted")
+                    self._note(instance, item, verdict="failed", reason=reason, verdict_at=self._now())
         done = f"marked_{verdict}"
         result.update(changed=changed, action=(f"would_be_{done}" if check else done) if changed else "none")
         return result
+
+
+def _refuse_another(instance: str, number: int, history: History) -> None:
+    """Refuse to accept what does not run: what was asked may have been what took its place meanwhile."""
+    if number != history.current:
+        current = f"generation {history.current}" if history.current else "no generation that can be read"
+        raise EngineError(
+            f"Cannot mark generation {number} of {instance} as accepted: {current} is what is installed, so that"
+            " something else may have been probed; accept what runs now (playbook accept.yml), or"
+            f" bring generation {number} back first (playbook rollback.yml with '-e socle_generation={number}').",
+            current=history.current,
+        )
 
 
 def _printable(plan: dict[str, Any]) -> dict[str, Any]:

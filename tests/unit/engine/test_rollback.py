@@ -148,6 +148,62 @@ def test_a_rollback_killed_at_any_step_is_continued_with_one_restart_in_all(
     raise AssertionError("the rollback does not end")
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_trial_is_not_accepted_once_a_rollback_took_its_place(site: Site, check: bool) -> None:
+    # Its probe went on meanwhile, and had its last answers from what came back.
+    site.launcher.roll_back("chat")
+    site.host.active = "active"
+    with pytest.raises(
+        EngineError, match=r"generation 2 of chat as accepted: generation 3 is .*socle_generation=2'\)\.$"
+    ):
+        site.launcher.mark("chat", "accepted", generation=2, check=check)
+    assert site.instance["accepted_generation"] == 1
+    # That it failed may be noted at any time.
+    assert site.launcher.mark("chat", "failed", "wrong answers", generation=2)["changed"] is True
+
+
+def test_a_mark_is_refused_where_the_rollback_came_while_it_waited(
+    site: Site, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.launcher.start(wrong, retry=True)
+    lock = site.launcher._lock
+
+    def held(instance: str) -> Any:
+        monkeypatch.setattr(site.launcher, "_lock", lock)
+        site.launcher.roll_back("chat")
+        return lock(instance)
+
+    monkeypatch.setattr(site.launcher, "_lock", held)
+    with pytest.raises(EngineError, match="generation 3 is what is installed"):
+        site.launcher.mark("chat", "accepted", generation=2)
+    assert (site.instance["accepted_generation"], site.instance["generation"]) == (1, 3)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verdict", ["accepted", "failed"])
+def test_a_mark_killed_at_any_step_leaves_nothing_accepted_that_failed(
+    tmp_path: Path, good: dict[str, Any], wrong: dict[str, Any], verdict: str, after: bool
+) -> None:
+    for step in range(1, 20):
+        site = Site(tmp_path / str(step), good, wrong)
+        site.launcher.roll_back("chat")
+        site.host.active = "active"
+        if verdict == "failed":
+            site.launcher.mark("chat", "accepted")
+        fuse = Fuse(step, after)
+        with contextlib.suppress(Killed):
+            site.make(files=FusedFiles(fuse)).mark("chat", verdict, "wrong answers")
+        found = site.instance
+        assert not (found["accepted_generation"] == 3 and found["status"] == "failed"), f"step {step}"
+        site.launcher.mark("chat", verdict, "wrong answers")
+        expected = 3 if verdict == "accepted" else None
+        assert (site.instance["status"], site.instance["accepted_generation"]) == (verdict, expected)
+        if not fuse.burnt:
+            assert step > 2, "a mark has more steps than that"
+            return
+    raise AssertionError("the mark does not end")
+
+
 def test_without_an_accepted_generation_nothing_comes_back_and_the_reason_is_told(
     tmp_path: Path, good: dict[str, Any], host: Host
 ) -> None:
