@@ -64,6 +64,29 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
+_COUNT = re.compile(r"[0-9]{1,20}")
+
+SAID_CHARS = 600
+"""Of what a command says, in a sentence; the fields of the result have all of it."""
+
+
+def one_line(text: str) -> str:
+    """*text* as a part of a sentence, without what a terminal would obey; of a long one the end, where the error is."""
+    words = " ".join(_CONTROL.sub(" ", _ESCAPE.sub("", text)).split()).rstrip(".")
+    return words if len(words) <= SAID_CHARS else f"... {words[-SAID_CHARS:]}"
+
+
+def complaint(done: Completed[str]) -> str:
+    """What a command that failed said of it; of one that said nothing, its exit status."""
+    return one_line(done.stderr) or f"exit status {done.returncode}"
+
+
+def last_error(done: Completed[str]) -> str:
+    """Of a command that says much before it fails: its last line that is an error, else its last one."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
+    return one_line(told) or complaint(done)
+
 
 def check_name(instance: str) -> str:
     """The instance's name, or EngineError where it cannot be part of a unit's name."""
@@ -144,7 +167,7 @@ class JournalLine:
 
 
 def _number(values: dict[str, str], key: str) -> int:
-    return int(values[key]) if values.get(key, "").isdigit() else 0
+    return int(values[key]) if _COUNT.fullmatch(values.get(key, "")) else 0
 
 
 def parse_show(text: str) -> dict[str, UnitState]:
@@ -166,7 +189,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
             restarts=_number(values, "NRestarts"),
             invocation_id=values.get("InvocationID", ""),
             job_pending=_number(values, "Job") > 0,
-            exit_status=int(values["ExecMainStatus"]) if values.get("ExecMainStatus", "").isdigit() else None,
+            exit_status=_number(values, "ExecMainStatus") if values.get("ExecMainStatus") else None,
             started_us=started or _number(values, "InactiveExitTimestampMonotonic") or None,
             active_us=_number(values, "ActiveEnterTimestampMonotonic") or None,
             ended_us=_number(values, "ExecMainExitTimestampMonotonic") or None,
@@ -182,17 +205,20 @@ def parse_journal(text: str) -> tuple[list[JournalLine], str | None]:
     for raw in text.split("\n"):
         try:
             entry = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(entry, dict):
             continue
-        cursor = entry.get("__CURSOR", cursor)
+        cursor = str(entry.get("__CURSOR") or "") or cursor
         message = entry.get("MESSAGE")
         if isinstance(message, list):  # journald's form for what is not plain text
-            message = bytes(byte for byte in message if isinstance(byte, int)).decode("utf-8", "replace")
+            message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode(
+                "utf-8", "replace"
+            )
         if isinstance(message, str):
             for line in filter(None, _LINE_END.split(_ESCAPE.sub("", message))):
-                lines.append(JournalLine(_CONTROL.sub(" ", line), int(entry.get("__MONOTONIC_TIMESTAMP") or 0)))
+                at = str(entry.get("__MONOTONIC_TIMESTAMP"))
+                lines.append(JournalLine(_CONTROL.sub(" ", line), int(at) if _COUNT.fullmatch(at) else 0))
     return lines, cursor
 
 
@@ -299,8 +325,9 @@ class Backend(ABC):
                 timeout_s=timeout_s,
             )
         except BaseException:
-            # Giving up on the client leaves what it started.
-            self._ask("rm", "--force", name)
+            # Giving up on the client leaves what it started. What was wrong with it is what counts.
+            with contextlib.suppress(EngineError):
+                self._ask("rm", "--force", name)
             raise
 
     def enable(self, instance: str) -> None:  # noqa: B027 - units of a generator have nothing to enable
@@ -322,9 +349,9 @@ class Backend(ABC):
         done = self._runner(["systemctl", *argv], timeout_s=timeout_s, on_line=on_line)
         if done.returncode != 0:
             words = [word for word in argv if not word.startswith("--")]
-            reason = " ".join(done.stderr.split()).rstrip(".") or f"exit status {done.returncode}"
             raise EngineError(
-                f"systemctl {' '.join(words)} failed: {reason}; look at it with 'systemctl status' on the host.",
+                f"systemctl {' '.join(words)} failed: {complaint(done)}; look at it with 'systemctl status' on the"
+                " host.",
                 cmd=["systemctl", *argv],
                 rc=done.returncode,
                 stderr=done.stderr,
@@ -367,13 +394,24 @@ class Backend(ABC):
             self._ask("rm", "--force", f"vllm-{instance}")
 
     def states(self, instances: Iterable[str]) -> dict[str, UnitState]:
-        """Unit state by instance; an unknown unit is inactive."""
+        """Unit state by instance; a unit that there is none of is inactive."""
         names = list(instances)
         if not names:
             return {}
         shown = self._systemctl("show", f"--property={PROPERTIES}", *(self.service(name) for name in names))
         found = parse_show(shown.stdout)
-        return {name: found.get(self.service(name), UnitState()) for name in names}
+        # It also tells of units that there are none of, and where it was not asked of systemd (in a chroot it does
+        # nothing and ends well) it tells of none: what runs must not be taken for stopped.
+        untold = [self.service(name) for name in names if self.service(name) not in found]
+        if untold:
+            said = one_line(f"{shown.stdout} {shown.stderr}") or "nothing"
+            raise EngineError(
+                f"Cannot tell whether {', '.join(untold)} runs: 'systemctl show' does not say, but says '{said}';"
+                " see whether systemd runs on the host ('systemctl is-system-running'), and run it by hand.",
+                stdout=shown.stdout[:_SHOWN_BYTES],
+                stderr=shown.stderr[:_SHOWN_BYTES],
+            )
+        return {name: found[self.service(name)] for name in names}
 
     def state(self, instance: str) -> UnitState:
         """Unit state of one instance."""

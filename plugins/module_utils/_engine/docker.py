@@ -22,7 +22,10 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     Backend,
     Image,
     check_name,
+    complaint,
     image_of,
+    last_error,
+    one_line,
     said_json,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Files, Runner
@@ -218,7 +221,7 @@ class PullProgress:
 def _unanswered(subject: str, done: Completed[str]) -> EngineError:
     """Docker did not say whether there is one."""
     return EngineError(
-        f"Cannot look at {subject}: {done.stderr.strip()}; start Docker's daemon or repair its storage on the host.",
+        f"Cannot look at {subject}: {complaint(done)}; start Docker's daemon or repair its storage on the host.",
         rc=done.returncode,
         stderr=done.stderr,
     )
@@ -263,7 +266,7 @@ class DockerBackend(Backend):
             done = self._docker("version", "--format", "{{.Server.Version}}")
             found = parse_version(done.stdout)
             if done.returncode != 0 or found is None:
-                reason = " ".join(done.stderr.split()).rstrip(".") or f"it said '{done.stdout.strip()}'"
+                reason = complaint(done) if done.returncode else f"it said '{one_line(done.stdout)}'"
                 raise EngineError(
                     f"Cannot ask Docker's daemon for its version: {reason}; start it ('systemctl start docker') or"
                     " repair it ('journalctl -u docker' on the host).",
@@ -299,7 +302,7 @@ class DockerBackend(Backend):
         done = self._docker("info", "--format", "{{json .CDISpecDirs}}")
         if done.returncode != 0:
             raise EngineError(
-                f"Cannot ask Docker's daemon where it looks for CDI specifications: {done.stderr.strip()}; start it"
+                f"Cannot ask Docker's daemon where it looks for CDI specifications: {complaint(done)}; start it"
                 " ('systemctl start docker').",
                 rc=done.returncode,
                 stderr=done.stderr,
@@ -316,8 +319,9 @@ class DockerBackend(Backend):
         blamed = [line for line in done.stderr.splitlines() if str(staged) in line or f"{staged.name}:" in line]
         if done.returncode != 0 or blamed:
             words = "; ".join(blamed or [line for line in done.stderr.splitlines() if line.strip()])
+            reason = one_line(words.replace(f"{folder}/", "")) or "without a reason"
             raise EngineError(
-                f"systemd refuses the unit of {instance}: {words.replace(f'{folder}/', '') or 'without a reason'};"
+                f"systemd refuses the unit of {instance}: {reason};"
                 " nothing was installed; see whether docker.service is there, else this is a fault of the plan's values"
                 " or of the renderer.",
                 unit=text,
@@ -363,8 +367,7 @@ class DockerBackend(Backend):
 
         done = self._docker("pull", reference, timeout_s=6 * 3600.0, on_line=note)
         if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            reason = lines[-1].strip() if lines else "no reason given"
+            reason = last_error(done)
             raise EngineError(
                 f"Cannot pull image {reference}: {reason}; check the name, the registry and the way to it, or load the"
                 " image on the host by other means.",

@@ -73,12 +73,7 @@ def run(
     """
     given = " ".join(argv[:3])
     try:
-        with subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL if input_text is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
+        with _started(argv, input_text is not None) as process:
             try:
                 outputs = _Outputs(process, on_line)
                 outputs.read(input_text, time.monotonic() + timeout_s, enough or OUTPUT_BYTES)
@@ -97,6 +92,12 @@ def run(
             f"Cannot run {tool} on this host: it is not installed; {INSTALL.get(tool, f'install {tool}')}.",
             cmd=list(argv),
         ) from error
+    except _NotStarted as error:
+        raise EngineError(
+            f"Cannot run {given[:200]!r} on this host: {error}; see whether it may be run there, and whether the host"
+            " has memory and processes left ('free -h', 'ulimit -u').",
+            cmd=list(argv),
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             f"Gave up on '{given}' after {timeout_s:.0f} s: it did not end; see whether the host is overloaded or the"
@@ -104,6 +105,26 @@ def run(
             cmd=list(argv),
         ) from error
     return subprocess.CompletedProcess(list(argv), process.returncode, *outputs.texts())
+
+
+class _NotStarted(Exception):
+    """A command that is there could not be started; the message says why."""
+
+
+def _started(argv: Sequence[str], fed: bool) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _NotStarted(error.strerror or str(error)) from error
+    except ValueError as error:  # a NUL in an argument, or half a character
+        raise _NotStarted("one of its arguments holds a character that none can hold") from error
 
 
 class _Outputs:

@@ -25,7 +25,10 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.backend im
     Backend,
     Image,
     check_name,
+    complaint,
     image_of,
+    last_error,
+    one_line,
     said_json,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Completed, Runner
@@ -253,14 +256,14 @@ class QuadletBackend(Backend):
             done = self._podman("--version")
             if done.returncode != 0:
                 raise EngineError(
-                    f"'podman --version' failed: {done.stderr.strip()}; repair the Podman installation.",
+                    f"'podman --version' failed: {complaint(done)}; repair the Podman installation.",
                     rc=done.returncode,
                     stderr=done.stderr,
                 )
             self._version = parse_version(done.stdout)
         if self._version is None:
             raise EngineError(
-                f"Cannot read Podman's version from '{done.stdout.strip()}'; expected 'podman version X.Y.Z'."
+                f"Cannot read Podman's version from '{one_line(done.stdout)}'; expected 'podman version X.Y.Z'."
             )
         return self._version
 
@@ -290,8 +293,9 @@ class QuadletBackend(Backend):
                 for line in done.stderr.splitlines()
                 if line.strip() and "Loading source unit file" not in line
             )
+            reason = one_line(words) or "it made no service of it, without a reason"
             raise EngineError(
-                f"Quadlet refuses the unit of {instance}: {words or 'it made no service of it, without a reason'};"
+                f"Quadlet refuses the unit of {instance}: {reason};"
                 " nothing was installed; this is a fault of the plan's values or of the renderer.",
                 unit=text,
                 rc=done.returncode,
@@ -319,7 +323,7 @@ class QuadletBackend(Backend):
             if self._podman("container", "exists", f"vllm-{check_name(instance)}").returncode == 1:
                 return None
         raise EngineError(
-            f"Cannot look at container vllm-{instance}: {done.stderr.strip()}; repair Podman's storage on the host.",
+            f"Cannot look at container vllm-{instance}: {complaint(done)}; repair Podman's storage on the host.",
             rc=done.returncode,
             stderr=done.stderr,
         )
@@ -331,7 +335,7 @@ class QuadletBackend(Backend):
             if self._podman("image", "exists", reference).returncode == 1:
                 return None
             raise EngineError(
-                f"Cannot look at image {reference}: {done.stderr.strip()}; repair Podman's storage on the host.",
+                f"Cannot look at image {reference}: {complaint(done)}; repair Podman's storage on the host.",
                 rc=done.returncode,
                 stderr=done.stderr,
             )
@@ -350,12 +354,9 @@ class QuadletBackend(Backend):
 
         done = self._podman("pull", reference, timeout_s=6 * 3600.0, on_line=note)
         if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            reason = next(
-                (line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given"
-            )
+            reason = last_error(done)
             raise EngineError(
-                f"Cannot pull image {reference}: {reason.strip()}; check the name, the registry and the way to it,"
+                f"Cannot pull image {reference}: {reason}; check the name, the registry and the way to it,"
                 " or load the image on the host by other means.",
                 rc=done.returncode,
                 stderr=done.stderr,
@@ -364,11 +365,25 @@ class QuadletBackend(Backend):
     _MARK = "io.socle.hmac"
 
     def secret_mark(self, instance: str, name: str) -> str | None:
-        done = self._podman("secret", "inspect", secret_name(instance, name))
-        if done.returncode != 0:
+        target = secret_name(instance, name)
+        done = self._podman("secret", "inspect", target)
+        if done.returncode == 0:
+            return said_json(done, f"look at secret {target}", self._mark_of)
+        if "no such secret" in done.stderr.lower():
             return None
-        attempt = f"look at secret {secret_name(instance, name)}"
-        return said_json(done, attempt, lambda said: str((said[0]["Spec"].get("Labels") or {}).get(self._MARK, "")))
+        # As for images: a Podman that is broken must not be taken for one that holds no key.
+        exists = self._podman("secret", "exists", target).returncode
+        if exists in (0, 1):
+            # Of one whose mark cannot be read, any other counts.
+            return None if exists else ""
+        raise EngineError(
+            f"Cannot look at secret {target}: {complaint(done)}; repair Podman's storage on the host.",
+            rc=done.returncode,
+            stderr=done.stderr,
+        )
+
+    def _mark_of(self, said: Any) -> str:
+        return str((said[0]["Spec"].get("Labels") or {}).get(self._MARK, ""))
 
     def put_secret(self, instance: str, name: str, value: str, mark: str) -> None:
         target = secret_name(instance, name)
@@ -393,11 +408,19 @@ class QuadletBackend(Backend):
                 " the run"
             )
         raise EngineError(
-            f"Cannot store the secret {target} in Podman: {done.stderr.strip()}; {remedy}.",
+            f"Cannot store the secret {target} in Podman: {complaint(done)}; {remedy}.",
             rc=done.returncode,
             stderr=done.stderr,
         )
 
     def remove_secret(self, instance: str, name: str) -> None:
         if self.secret_mark(instance, name) is not None:
-            self._podman("secret", "rm", secret_name(instance, name))
+            done = self._podman("secret", "rm", secret_name(instance, name))
+            # Somebody else may have been faster.
+            if done.returncode != 0 and self.secret_mark(instance, name) is not None:
+                raise EngineError(
+                    f"Cannot remove the secret {secret_name(instance, name)} from Podman: {complaint(done)}; repair"
+                    " Podman's storage on the host, then repeat the run.",
+                    rc=done.returncode,
+                    stderr=done.stderr,
+                )

@@ -210,6 +210,8 @@ class Host:
                 if name not in self.secrets:
                     return 1, "[]", "no such secret"
                 return 0, json.dumps([{"Spec": {"Labels": {"io.socle.hmac": self.secrets[name][1]}}}]), ""
+            case ["podman", "secret", "exists", name]:
+                return (0 if name in self.secrets else 1), "", ""
             case ["podman", "secret", "create", "--label", label, name, "-"]:
                 assert name not in self.secrets and input_text
                 self.secrets[name] = (input_text, label.split("=", 1)[1])

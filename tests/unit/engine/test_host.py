@@ -7,9 +7,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.host_io im
     run,
 )
 from ansible_collections.socle.inference.plugins.module_utils._engine.image import ensure_image
+from ansible_collections.socle.inference.plugins.module_utils._engine.launch import Launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.quadlet import QuadletBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.secret import ensure_api_key
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
@@ -352,6 +355,107 @@ def test_an_answer_of_an_engine_that_is_none_is_one_sentence(
         with pytest.raises(EngineError, match=rf"Cannot look at .*: '{engine} .*' answered something else") as caught:
             ask()
         assert "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+NOT_ASKED = {"podman": ("cdi",), "docker": ("secret", "new secret", "old secret")}
+QUESTIONS: dict[str, Any] = {
+    "state": lambda asked: asked.state("chat"),
+    "reload": lambda asked: asked.reload(),
+    "image": lambda asked: asked.image("x:1"),
+    "labels": lambda asked: asked.container_labels("chat"),
+    "pull": lambda asked: asked.pull("x:1"),
+    "version": lambda asked: asked.version(),
+    "unit": lambda asked: asked.validate("chat", "text"),
+    "secret": lambda asked: asked.name == "docker" or asked.secret_mark("chat", "api_key"),
+    "new secret": lambda asked: asked.name == "docker" or asked.put_secret("chat", "api_key", "key", "mark"),
+    "old secret": lambda asked: asked.name == "docker" or asked.remove_secret("chat", "api_key"),
+    "cdi": lambda asked: asked.name == "podman" or asked.cdi_dirs(),
+}
+
+
+@pytest.mark.parametrize("said", ["", "\x1b[31mError: boom\x1b[0m\n at its\0 storage.\n", "x" * 100_000, "\u2028"])
+@pytest.mark.parametrize("status", [1, 125, -9])
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_command_that_fails_is_told_in_one_sentence_whatever_it_says(
+    question: str, engine: str, status: int, said: str, backend: QuadletBackend, docker: DockerBackend, host: Host
+) -> None:
+    asked = docker if engine == "docker" else backend
+    asked._runner = lambda argv, **_options: subprocess.CompletedProcess(list(argv), status, "", said)
+    try:
+        QUESTIONS[question](asked)
+    except EngineError as error:
+        told = error.message
+        assert told.endswith(".") and len(told) < 1000
+        assert not re.search(r"[\x00-\x1f\u2028]|: [;.](?!\.)|''", told), told
+        assert "boom" in told or "boom" not in said
+    else:
+        # One status of Podman says that there is none.
+        assert (status == 1 and engine == "podman") or question in NOT_ASKED[engine]
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "Running in chroot, ignoring command 'show'\n", "\0\x1b[2J", "Id=other.service\n"]
+)
+def test_a_unit_of_which_systemd_says_nothing_is_not_taken_for_stopped(
+    answer: str, backend: QuadletBackend, host: Host, plan: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    real = host._answer
+
+    def mute(words: list[str], *given: Any) -> tuple[int, str, str]:
+        return (0, answer, "") if words[:2] == ["systemctl", "show"] else real(words, *given)
+
+    plan["mounts"][1]["source"] = str(tmp_path / "cache")
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=lambda *_: False)
+    monkeypatch.setattr(host, "_answer", mute)
+    for act in (lambda: launcher.start(plan), lambda: launcher.start(plan, check=True), lambda: launcher.stop("chat")):
+        with pytest.raises(EngineError, match=r"^Cannot tell whether vllm-chat\.service runs: .*\.$") as caught:
+            act()
+        assert caught.value.message.isprintable()
+    assert host.restarts == 0
+
+
+def test_a_key_is_not_taken_for_gone_where_podman_cannot_look(
+    backend: QuadletBackend, host: Host, tmp_path: Path, monkeypatch: Any
+) -> None:
+    ensure_api_key(backend, tmp_path, "chat", KEY, Files())
+    real = host._answer
+
+    def broken(words: list[str], *given: Any) -> tuple[int, str, str]:
+        return (125, "", "database is locked") if words[:2] == ["podman", "secret"] else real(words, *given)
+
+    monkeypatch.setattr(host, "_answer", broken)
+    for key in (None, KEY, "other"):
+        with pytest.raises(EngineError, match=r"Cannot look at secret socle-chat-api_key: database is locked; repair"):
+            ensure_api_key(backend, tmp_path, "chat", key, Files())
+    monkeypatch.setattr(host, "_answer", real)
+    assert ensure_api_key(backend, tmp_path, "chat", None, Files())["changed"] and host.secrets == {}
+
+
+def test_a_command_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "podman"
+    program.write_text("no program")
+    for mode, word in ((0o644, "Permission denied"), (0o755, "Exec format error")):
+        program.chmod(mode)
+        with pytest.raises(EngineError, match=rf"Cannot run '{program} ps' on this host: {word}; see whether"):
+            run([str(program), "ps"])
+    with pytest.raises(EngineError, match=r"Cannot run 'true a\\x00b' on this host: one of its arguments") as caught:
+        run(["true", "a\0b"])
+    assert caught.value.message.isprintable()
+    with pytest.raises(EngineError, match="Argument list too long"):
+        run(["true", "x" * 10_000_000])
+
+
+def test_numbers_and_entries_that_are_none_are_no_traceback() -> None:
+    shown = f"Id=vllm-a.service\nMainPID=\u00b2\nJob={'9' * 5000}\nExecMainStatus=\u00b3\nNRestarts=x\n"
+    found = parse_show(shown)["vllm-a.service"]
+    assert (found.restarts, found.job_pending, found.has_process) == (0, False, False)
+    text = (
+        '{"__CURSOR": 5, "__MONOTONIC_TIMESTAMP": "x", "MESSAGE": "a"}\n'
+        '{"__CURSOR": "c", "__MONOTONIC_TIMESTAMP": [], "MESSAGE": [300, -1, 98, "x", true]}\n' + "[" * 100_000
+    )
+    lines, cursor = parse_journal(text)
+    assert [line.text.strip() for line in lines] == ["a", "b"] and cursor == "c"
 
 
 def test_a_flood_in_the_journal_is_read_in_pieces_and_none_of_it_is_lost(
