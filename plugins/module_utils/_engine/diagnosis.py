@@ -22,6 +22,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.signatures
     Cause,
     Signature,
 )
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.redaction import redact
 
 _PREFIX = re.compile(
     r"^(?P<process>(?:\([\w-]+(?: rank=\d+)?(?: pid=\d+)?\) )*(?:\[rank\d+\]: ?)?)"
@@ -125,12 +126,20 @@ class Diagnosis:
 _GROUPS = max(signature.pattern.groups for signature in SIGNATURES)
 
 
+_PLACE = re.compile(r"\{([1-9])\}")
+
+
 def _fill(text: str, values: Iterable[Any]) -> str:
     # Alternatives of a pattern fill one of their groups and leave the others empty.
-    for index, value in enumerate([*values, *[None] * _GROUPS], start=1):
-        text = text.replace(f"{{{index}}}", "" if value is None else str(value).strip())
+    found = [*values, *[None] * _GROUPS]
+
+    def value(place: re.Match[str]) -> str:
+        given = found[int(place[1]) - 1]
+        # It stands in messages and records, as the line that it is of, and may be all of a command line.
+        return "" if given is None else _short(redact(str(given).strip())) or ""
+
     # What was not found leaves no brackets behind.
-    return text.replace(" ()", "")
+    return _PLACE.sub(value, text).replace(" ()", "")
 
 
 def _short(line: str | None) -> str | None:

@@ -62,6 +62,12 @@ BODY_BYTES = 4 << 20
 TOKEN_TIMEOUT_S = 120.0
 CONFIRM_S = 60.0
 LOOP_RESTARTS = 2
+NAMES, NAME_CHARS = 10, 300
+"""Of what a server says it serves, in a sentence; and of each name."""
+
+MODELS = 1000
+"""Of what a server lists; an engine with adapters lists some hundred."""
+
 EXCERPT_LINES = 12
 AFTER_LINES = 3
 """How many lines after the cause an excerpt shows: messages of pydantic go on below their first line."""
@@ -124,6 +130,19 @@ def _read(response: Any, deadline: float) -> bytes:
         if time.monotonic() > deadline:
             raise TimeoutError
     return body
+
+
+def _few(names: list[Any]) -> str:
+    """Names that somebody else's server may have given, for a sentence."""
+    shown = ", ".join(repr(str(name)[:NAME_CHARS]) for name in names[:NAMES])
+    return f"[{shown}{f', and {len(names) - NAMES} more' if len(names) > NAMES else ''}]"
+
+
+def _plain(value: Any) -> Any:
+    """A text or number of an answer; None for all else, which may be nested without end."""
+    if isinstance(value, str):
+        return value[:NAME_CHARS]
+    return value if isinstance(value, int) else None
 
 
 def _json(answer: Answer) -> Any:
@@ -332,8 +351,8 @@ class Waiter:
         if answer[0] != 200 or not isinstance(listed, list):
             return unanswered("/v1/models", answer)
         self._models = [
-            {"id": item.get("id"), "root": item.get("root"), "max_model_len": item.get("max_model_len")}
-            for item in listed
+            {key: _plain(item.get(key)) for key in ("id", "root", "max_model_len")}
+            for item in listed[:MODELS]
             if isinstance(item, dict)
         ]
         ids = [item["id"] for item in self._models]
@@ -341,7 +360,7 @@ class Waiter:
         if missing or not ids:
             return Lack(
                 "served_names",
-                f"lists the models {ids}, expected {self._served_names or 'at least one'}",
+                f"lists the models {_few(ids)}, expected {self._served_names or 'at least one'}",
                 "Another process may hold the port: see 'ss -ltnp' on the host.",
                 final=True,
             )
@@ -376,7 +395,7 @@ class Waiter:
             "waited_s": round(waited_s, 1),
             "milestones": self._reader.phases.milestones,
             "phases": self._reader.phases.took_s,
-            "engine_version": version.get("version") if isinstance(version, dict) else None,
+            "engine_version": _plain(version.get("version")) if isinstance(version, dict) else None,
             "models": self._models,
             "max_model_len": self._models[0]["max_model_len"],
             "kv_cache": parse_cache_info(self._http("/metrics")[1]),

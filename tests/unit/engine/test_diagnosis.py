@@ -331,6 +331,30 @@ def test_a_worker_that_the_kernel_killed_is_told_by_the_kernel_s_log() -> None:
     assert found.sentence.endswith("(4429 (VLLM::Worker))")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve: error: unrecognized arguments: --hf-tokn x --api-key hunter22 --proxy http://u:hunter22@proxy",
+        "ERROR 11-30 10:00:00 [core.py:1] ValueError: invalid literal for int() with base 10: 'token=hunter22'",
+        'time="x" level=error msg="OCI runtime error: crun: open HF_TOKEN=hunter22: no such file"',
+        "ImportError: cannot fetch https://u:hunter22@pypi.example/simple",
+    ],
+)
+def test_a_diagnosis_repeats_no_secret_of_the_line_in_its_sentence(line: str) -> None:
+    reader = Reader()
+    reader.feed(line)
+    found = reader.fatal or reader.probable
+    assert found is not None
+    assert "***" in found.sentence and "hunter22" not in found.sentence + found.remedy
+
+
+def test_a_sentence_is_no_longer_than_its_line_and_holds_it_as_it_is() -> None:
+    reader = Reader()
+    reader.feed(f"vllm serve: error: unrecognized arguments: --a {{2}} {'x' * 8000}")
+    assert reader.fatal is not None
+    assert "--a {2} x" in reader.fatal.sentence and len(reader.fatal.sentence) < 700
+
+
 KERNEL = ["usb 1-1: new device", "Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB"]
 
 

@@ -791,6 +791,14 @@ def test_rubbish_from_another_process_is_told_as_not_serving(
     assert found["ready"] is False and found["reason"].startswith("vllm-chat.service answered ")
 
 
+def test_what_another_server_lists_is_cut_short(backend: QuadletBackend, host: Host, clock: Clock) -> None:
+    up(host)
+    ids = ["\x1b[2J" + "x" * 100_000, {"a": [[]]}, *map(str, range(5000))]
+    with answering(Rubbish(json.dumps({"data": [{"id": name} for name in ids]}).encode())) as address:
+        reason = waiter(backend, address, clock).look()["reason"]
+    assert "and 990 more" in reason and len(reason) < 1000 and reason.isprintable()
+
+
 def test_an_answer_that_never_ends_is_none() -> None:
     with answering(Rubbish(b"x" * 100, drip=True)) as address:
         assert Http(address)("/metrics", timeout_s=0.5) == (0, b"")
