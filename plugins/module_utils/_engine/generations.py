@@ -9,6 +9,7 @@ Private to socle.inference.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ def read_history(folder: Path, files: Files) -> History:
         history.highest = max(history.highest, number_or_none or 0)
         if number_or_none in history.generations:
             setattr(history, link, number_or_none)
-        elif (folder / link).is_symlink():
+        elif os.path.lexists(folder / link):
             history.warnings.append(f"{folder / link} points to no readable generation: ignored.")
     return history
 
@@ -248,6 +249,10 @@ def last_accepted(history: History) -> Generation | None:
     return max(later, key=lambda each: each.number, default=accepted)
 
 
+def _choose(history: History) -> str:
+    return "choose one of these with '-e socle_generation=N', or deploy" if history.generations else "deploy it first"
+
+
 def way_back(instance: str, history: History, number: int | None = None, automatic: bool = False) -> Way:
     """Where a rollback leads: to *number*, or to the accepted generation (`last_accepted`).
 
@@ -259,8 +264,8 @@ def way_back(instance: str, history: History, number: int | None = None, automat
     if number is not None:
         if number not in history.generations:
             raise EngineError(
-                f"Cannot bring back generation {number} of {instance}: it has {describe_generations(history)}; choose"
-                " one of these with '-e socle_generation=N'.",
+                f"Cannot bring back generation {number} of {instance}: it has {describe_generations(history)};"
+                f" {_choose(history)}.",
                 generations=sorted(history.generations),
             )
         return Way(history.generations[number])
@@ -268,7 +273,7 @@ def way_back(instance: str, history: History, number: int | None = None, automat
         if accepted is None:
             raise EngineError(
                 f"Cannot bring back the accepted generation of {instance}: none is accepted, it has"
-                f" {describe_generations(history)}; choose one of these with '-e socle_generation=N', or deploy.",
+                f" {describe_generations(history)}; {_choose(history)}.",
                 generations=sorted(history.generations),
             )
         return Way(accepted)

@@ -358,6 +358,12 @@ def put_bytes(path: Path, content: bytes, mode: int) -> None:
         staged.replace(path)
 
 
+def _refuse_folder(path: Path) -> None:
+    """Raise what a rename to *path* would."""
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
 class Files:
     """Every change to a file system that a launch makes goes through here: each one is atomic on its own."""
 
@@ -390,6 +396,18 @@ class Files:
         if follow:
             path = Path(os.path.realpath(path))
         put_bytes(path, text.encode(), mode)
+
+    def try_write(self, path: Path, text: str) -> None:
+        """Raise what `write` would, as on a full disk, and leave what is there as it is."""
+        make_folders(path.parent)
+        _refuse_folder(path)
+        with _staging(path, text.encode(), 0o644) as staged:
+            staged.unlink()
+
+    def try_point(self, link: Path) -> None:
+        """Raise what `point` would, and leave what is there as it is."""
+        # Of the same name beside it, in the same folder.
+        self.try_write(link, "")
 
     def write_all(self, texts: Mapping[Path, str], mode: int = 0o644) -> None:
         """Replace several files that belong together: none of them as long as one of the new ones cannot be written."""

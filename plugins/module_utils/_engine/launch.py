@@ -382,11 +382,16 @@ class Launcher:
             # Written before anything else changes: an interrupted run must not leave "started" behind.
             self._note(instance, reuse, **({"applied": "prepared"} if needed else {}), **forgiven)
         if needed:
-            result["drain"] = self._make_room(instance, plan, before, unit)
+            # All that a file system can refuse, while what runs still serves.
             for mount in plan.get("mounts") or []:
                 # Podman refuses to start a container whose mount has no source.
                 if mount["kind"] == "cache":
                     files.ensure_folder(Path(mount["source"]))
+            if installed != text:
+                files.try_write(unit_file, text)
+            if history.current != reuse.number:
+                files.try_point(folder / "current")
+            result["drain"] = self._make_room(instance, plan, before, unit)
             for other in moved:
                 self._retire(other, instance)
             if installed != text:
@@ -484,7 +489,10 @@ class Launcher:
 
     def stop(self, instance: str, check: bool = False) -> dict[str, Any]:
         """Stop the instance; its unit stays and starts again at the next boot or launch."""
-        check_name(instance)
+        with explaining(f"stop {check_name(instance)}", self._dir):
+            return self._stop(instance, check)
+
+    def _stop(self, instance: str, check: bool) -> dict[str, Any]:
         history = read_history(self._dir / instance, self._files)
         # "failed" counts as stopped; "auto-restart" is among the running ones.
         running = self._backend.state(instance).running
@@ -493,7 +501,7 @@ class Launcher:
             raise foreign
         current = history.generations.get(history.current) if history.current else None
         if running and not check:
-            with explaining(f"stop {instance}", self._dir), self._lock(instance):
+            with self._lock(instance):
                 self._end(instance, current.plan if current else {})
         action = ("would_stop" if check else "stopped") if running else "none"
         return {

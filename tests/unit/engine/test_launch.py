@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.socle.inference.plugins.module_utils._engine import host_launcher
+from ansible_collections.socle.inference.plugins.module_utils._engine import host_io, host_launcher
 from ansible_collections.socle.inference.plugins.module_utils._engine.changes import unit_diff
 from ansible_collections.socle.inference.plugins.module_utils._engine.docker import DockerBackend
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
@@ -270,6 +270,60 @@ def test_a_run_killed_at_any_step_is_continued_with_one_restart_in_all(
         state = json.loads((folder / "instances/chat/current/state.json").read_text())
         assert state["applied"] == "started"
     raise AssertionError("the launch does not end")
+
+
+@pytest.mark.parametrize("where", ["cache", "current", "unit", "full disk"])
+def test_what_serves_is_not_stopped_for_a_launch_that_the_disk_refuses(
+    where: str, launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    mounts = [plan["mounts"][0], {**plan["mounts"][1], "source": str(tmp_path / "other")}]
+    wanted = {**plan, "launch_fingerprint": "sha256:bbbb", "argv": [*plan["argv"], "--x"], "mounts": mounts}
+    current = tmp_path / "instances/chat/current"
+    if where == "cache":
+        (tmp_path / "other").write_text("in its place")
+    elif where == "current":
+        current.unlink()
+        current.mkdir()
+    elif where == "unit":
+        (tmp_path / "systemd/.vllm-chat.container.new").mkdir()
+    else:
+        real = os.open
+
+        def full(path: Any, *given: Any, **options: Any) -> int:
+            if "systemd" in str(path):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return real(path, *given, **options)
+
+        monkeypatch.setattr(host_io.os, "open", full)
+    for _turn in range(2):
+        with pytest.raises(EngineError, match=r"^Cannot launch chat: .* \(.*\); .*, then repeat the run\.$"):
+            launcher.start(wanted)
+        assert host.active == "active" and host.count("systemctl", "stop") == 0 and host.restarts == 1
+    monkeypatch.undo()
+    if where == "cache":
+        (tmp_path / "other").unlink()
+    elif where == "current":
+        current.rmdir()
+        current.symlink_to("generations/1")
+    elif where == "unit":
+        (tmp_path / "systemd/.vllm-chat.container.new").rmdir()
+    assert launcher.start(wanted)["generation"] == 2 and host.restarts == 2
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_stop_that_cannot_read_the_unit_is_told(
+    launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    launcher.start(plan)
+    host.active = "active"
+    unit = tmp_path / "systemd/vllm-chat.container"
+    unit.unlink()
+    unit.mkdir()
+    for check in (True, False):
+        with pytest.raises(EngineError, match=r"^Cannot stop chat: Is a directory \(.*\.container\); move that folder"):
+            launcher.stop("chat", check=check)
 
 
 def test_a_failed_launch_is_not_repeated_unless_asked(

@@ -204,6 +204,14 @@ def test_a_mark_killed_at_any_step_leaves_nothing_accepted_that_failed(
     raise AssertionError("the mark does not end")
 
 
+def test_where_there_is_no_generation_none_is_offered(tmp_path: Path, host: Host) -> None:
+    backend = QuadletBackend(host, tmp_path / "systemd", [Path("/bin/true")])
+    launcher = Launcher(backend, tmp_path / "instances", Files(), listens=nobody)
+    for number in (None, 4):
+        with pytest.raises(EngineError, match=r"it has none; deploy it first\.$"):
+            launcher.roll_back("chat", number)
+
+
 def test_without_an_accepted_generation_nothing_comes_back_and_the_reason_is_told(
     tmp_path: Path, good: dict[str, Any], host: Host
 ) -> None:
