@@ -85,7 +85,15 @@ class Host:
     def unit_state(self) -> UnitState:
         """What systemd says of the engine's unit."""
         shown = self._systemctl("show", f"--property={PROPERTIES}", self.unit)
-        return parse_show(shown).get(self.unit, UnitState())
+        state = parse_show(shown).get(self.unit)
+        if state is None:
+            # It also tells of units that there are none of.
+            said = " ".join(shown.split())[:300] or "nothing"
+            raise EngineError(
+                f"Cannot tell whether {self.unit} runs: systemctl show says '{said}'; see whether systemd answers on"
+                " this host."
+            )
+        return state
 
     @contextlib.contextmanager
     def launch_lock(self) -> Iterator[bool]:
@@ -93,7 +101,7 @@ class Host:
         path = self._state_dir / "instances" / self._instance / ".lock"
         try:
             # Opened to read: the lock is on the file, not on what is in it.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             yield True
             return

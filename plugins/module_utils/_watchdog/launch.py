@@ -4,14 +4,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import START_TIMEOUT_S, probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+
+LONGEST_S = 1e9
+"""Of a time limit: some 30 years; no number, and one without end, is none."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,11 @@ def read_launch(state_dir: Path, instance: str) -> Launch:
     """The current generation's; raises EngineError where there is none."""
     current = state_dir / "instances" / instance / "current"
     try:
-        plan = json.loads((current / "plan.json").read_text(encoding="utf-8"))
+        # A pipe in its place would be waited for until systemd ends the watchdog.
+        text = Files().read(current / "plan.json")
+        if text is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        plan = json.loads(text)
         generation = current.readlink().name
         return launch_of(plan, int(generation) if generation.isdigit() else None)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -58,6 +68,9 @@ def launch_of(plan: Mapping[str, Any], generation: int | None) -> Launch:
     port = int(plan["port"])
     if not 0 < port < 65536:
         raise ValueError(f"port is {port}")
+    start_timeout_s = float(plan.get("start_timeout_s") or START_TIMEOUT_S)
+    if not 0 < start_timeout_s < LONGEST_S:
+        raise ValueError(f"start_timeout_s is {start_timeout_s}")
     return Launch(
         generation=generation,
         plan=plan,
@@ -67,7 +80,7 @@ def launch_of(plan: Mapping[str, Any], generation: int | None) -> Launch:
         key_required=bool(plan.get("api_key_required")),
         max_model_len=longest,
         step_tokens=longest if whole else _number(argv, "--max-num-batched-tokens"),
-        start_timeout_s=float(plan.get("start_timeout_s") or START_TIMEOUT_S),
+        start_timeout_s=start_timeout_s,
         pausable=str((plan.get("env") or {}).get("VLLM_SERVER_DEV_MODE") or "0") != "0",
         engine=str(plan.get("engine") or "podman"),
     )
@@ -76,8 +89,8 @@ def launch_of(plan: Mapping[str, Any], generation: int | None) -> Launch:
 def read_key(state_dir: Path, instance: str) -> str | None:
     """The instance's API key, from the file of root's that holds it; None where it has none."""
     try:
-        text = (state_dir / "secrets" / instance / "env").read_text(encoding="utf-8")
-    except OSError:
+        text = Files().read(state_dir / "secrets" / instance / "env") or ""
+    except OSError:  # also one that holds no text: an engine that is stuck is restarted without it
         return None
     name, _equals, value = text.rstrip("\n").partition("=")
     return value if name == "VLLM_API_KEY" and value else None

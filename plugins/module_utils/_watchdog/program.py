@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError, SocleError
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.canary import CanaryAsker
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.evidence import Collector
@@ -27,8 +28,8 @@ from ansible_collections.socle.inference.plugins.module_utils._watchdog.watch im
 def read_settings(path: Path) -> Settings:
     """The settings in *path*; raises EngineError."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(Files().read(path) or "")
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"The watchdog cannot read its settings {path} ({error}); run deploy.yml again.") from error
     return from_mapping(values if isinstance(values, dict) else {})
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ansible_collections.socle.inference.plugins.module_utils._clock import utc_now
+from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Files
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
 from ansible_collections.socle.inference.plugins.module_utils._watchdog import incident
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.bounds import HOUR_S, ledger_from
@@ -313,8 +314,8 @@ class Watch:
 
     def _read_ledger(self) -> str | None:
         try:
-            return self._ledger_file.read_text(encoding="utf-8")
-        except (OSError, ValueError):
+            return Files().read(self._ledger_file)
+        except OSError:
             return None
 
     def _keep_ledger(self) -> None:

@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.commands import Answer
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.host import Host
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.launch import launch_of, read_key, read_launch
 from ansible_collections.socle.inference.plugins.module_utils._watchdog.observation import OFF, ON, SILENT, read_metrics
+from ansible_collections.socle.inference.plugins.module_utils._watchdog.program import read_settings
 
 from tests.unit.watchdog.conftest import PLAN, SECRET, Stage
 
@@ -64,8 +69,10 @@ def test_what_is_no_number_is_no_movement(value: str) -> None:
         json.dumps({**PLAN, "port": float("inf")}),
         json.dumps({**PLAN, "port": 70_000}),
         json.dumps({**PLAN, "start_timeout_s": 10**400}),
+        json.dumps({**PLAN, "start_timeout_s": float("nan")}),
+        json.dumps({**PLAN, "start_timeout_s": -1}),
     ],
-    ids=["nested", "no argv", "endless port", "no port", "endless timeout"],
+    ids=["nested", "no argv", "endless port", "no port", "endless timeout", "no timeout", "negative timeout"],
 )
 def test_a_damaged_plan_is_one_sentence(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "instances/chat"
@@ -74,6 +81,32 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path, text: str) -> None:
     (folder / "current").symlink_to("generations/1")
     with pytest.raises(EngineError, match="cannot read how chat was launched"):
         read_launch(tmp_path, "chat")
+
+
+def test_what_is_in_a_file_s_place_does_not_hold_up_the_watch(stage: Stage, tmp_path: Path) -> None:
+    secret = stage.folder / "secrets/chat/env"
+    plan = stage.folder / "instances/chat/current/plan.json"
+    for path, read in ((secret, read_key), (plan, read_launch)):
+        path.unlink()
+        os.mkfifo(path)
+        with contextlib.suppress(EngineError):
+            assert read(stage.folder, "chat") is None
+    with pytest.raises(EngineError, match=r"cannot read how chat was launched.*pipe, not a file"):
+        read_launch(stage.folder, "chat")
+    secret.unlink()
+    secret.write_bytes(b"VLLM_API_KEY=\xff\n")
+    assert read_key(stage.folder, "chat") is None
+    settings = tmp_path / "settings.json"
+    os.mkfifo(settings)
+    with pytest.raises(EngineError, match="cannot read its settings"):
+        read_settings(settings)
+
+
+def test_a_unit_of_which_systemd_says_nothing_is_not_taken_for_stopped(tmp_path: Path) -> None:
+    for said in ("", "Running in chroot, ignoring command 'show'\n"):
+        host = Host("chat", tmp_path, run=lambda _argv, _limit, said=said: Answer(0, said))
+        with pytest.raises(EngineError, match=r"^Cannot tell whether vllm-chat\.service runs: .*\.$"):
+            host.unit_state()
 
 
 def test_a_length_that_is_none_is_not_gone_by() -> None:
