@@ -210,15 +210,13 @@ def _found(signature: Signature, message: str, severity: str | None = None) -> D
     return diagnosis_of(signature, *found.groups(), line=message) if found else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Error:
-    """One error line, and what is known of it."""
+    """One error line."""
 
     process: str
     message: str
     native: bool
-    overcome: bool = False
-    """Its process went on with the start."""
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -236,7 +234,8 @@ class RootCause:
     """
 
     def __init__(self) -> None:
-        self._errors: list[_Error] = []
+        self._errors: dict[tuple[str, bool, int], _Error] = {}
+        """The first of each process and rank, by which a later one never counts: an engine may say errors for ever."""
         self._tracing: set[str] = set()
         self._panicked: set[str] = set()
         self._nccl: str | None = None
@@ -278,22 +277,20 @@ class RootCause:
         return plain
 
     def _note(self, process: str, message: str, native: bool = False) -> None:
-        self._errors.append(_Error(process, message, native))
+        error = _Error(process, message, native)
+        self._errors.setdefault((process, *error.rank), error)
 
     def went_on(self, line: str) -> None:
         """The line is progress of its process, which therefore got over its errors."""
         process = _process(line)
-        for error in self._errors:
-            if error.process == process:
-                error.overcome = True
+        self._errors = {key: error for key, error in self._errors.items() if error.process != process}
 
     @property
     def line(self) -> str | None:
         """The root error; None where there was none that its process did not get over."""
-        errors = [error for error in self._errors if not error.overcome]
-        if not errors:
+        if not self._errors:
             return None
-        message = min(errors, key=lambda error: error.rank).message
+        message = min(self._errors.values(), key=lambda error: error.rank).message
         return self._nccl if self._nccl and "nccl" in message.lower() else message
 
 

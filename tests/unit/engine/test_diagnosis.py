@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.socle.inference.plugins.module_utils._engine.diagnosis import (
     Reader,
+    RootCause,
     diagnose,
     end_of_unit,
     killed_for_memory,
@@ -353,6 +354,18 @@ def test_a_sentence_is_no_longer_than_its_line_and_holds_it_as_it_is() -> None:
     reader.feed(f"vllm serve: error: unrecognized arguments: --a {{2}} {'x' * 8000}")
     assert reader.fatal is not None
     assert "--a {2} x" in reader.fatal.sentence and len(reader.fatal.sentence) < 700
+
+
+def test_an_engine_that_says_errors_without_end_is_read_in_a_bounded_memory() -> None:
+    cause = RootCause()
+    for number in range(2000):
+        cause.feed(f"(EngineCore pid=7) ERROR 11-30 10:00:00 [x.py:1] MyError: cannot reach {number}")
+        cause.feed(f"(APIServer pid=1) ERROR 11-30 10:00:00 [x.py:1] OtherError: {number}")
+    assert len(cause._errors) == 2 and cause.line == "MyError: cannot reach 0"
+    cause.went_on("(EngineCore pid=7) INFO 11-30 10:00:00 [x.py:1] Starting to load model")
+    assert cause.line == "OtherError: 0"
+    cause.feed("(EngineCore pid=7) ERROR 11-30 10:00:00 [x.py:1] MyError: again")
+    assert cause.line == "MyError: again"
 
 
 KERNEL = ["usb 1-1: new device", "Memory cgroup out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB"]
