@@ -18,6 +18,7 @@ from ansible_collections.socle.inference.plugins.module_utils._engine.locks impo
 from ansible_collections.socle.inference.plugins.module_utils._engine.ready import Answer, Http
 from ansible_collections.socle.inference.plugins.module_utils._engine.unit import probe_address
 from ansible_collections.socle.inference.plugins.module_utils._errors import SocleError
+from ansible_collections.socle.inference.plugins.module_utils._plan.facts import check_facts
 from ansible_collections.socle.inference.plugins.module_utils._progress import Progress
 
 
@@ -37,6 +38,9 @@ def host_launcher(
     progress: Progress | None = None,
 ) -> Launcher:
     """A launcher for instances under *engine*; *facts* are those of gpu_facts, *idle_s* is as for `Drain`."""
+
+    if facts is not None:
+        check_facts(facts)
 
     def ask(argv: Sequence[str]) -> tuple[int, str, str] | None:
         try:

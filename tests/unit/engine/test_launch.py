@@ -313,6 +313,18 @@ def test_what_serves_is_not_stopped_for_a_launch_that_the_disk_refuses(
     assert not list(tmp_path.rglob("*.new"))
 
 
+@pytest.mark.parametrize("facts", [{"toolkit": "1.17.8"}, {"driver": 580}, {"gpus": "all"}, {"gpus": [0]}], ids=str)
+def test_facts_that_are_none_are_refused_by_the_module(
+    facts: dict[str, Any], plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"plan": {**plan, "gpus": ["0"]}, "facts": facts, "state_dir": str(tmp_path / "state")}
+    with patch_module_args(options), pytest.raises(SystemExit):
+        vllm_launch.main()
+    said = json.loads(capsys.readouterr().out)
+    assert said["failed"] and said["msg"].startswith("facts.") and "give a result of gpu_facts" in said["msg"]
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_stop_that_cannot_read_the_unit_is_told(
     launcher: Launcher, host: Host, plan: dict[str, Any], tmp_path: Path
 ) -> None:
