@@ -197,7 +197,7 @@ class EngineClient:
         """*text* without the key, also where an excerpt cut it, or JSON wrote it in its way."""
         if not self._key:
             return text
-        for key in {self._key, json.dumps(self._key)[1:-1]}:
+        for key in (self._key, json.dumps(self._key)[1:-1]):
             text = _without(key, text)
         return text
 

@@ -48,8 +48,8 @@ def usage(**changes: Any) -> dict[str, Any]:
     return {"choices": [], "usage": {**USAGE["usage"], **changes}}  # type: ignore[dict-item]
 
 
-def counted(count: Any, body: dict[str, Any] = TOKEN) -> dict[str, Any]:
-    return {**body, "usage": {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": 1}}
+def counted(count: Any, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {**(body or TOKEN), "usage": {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": 1}}
 
 
 def delta(**fields: Any) -> dict[str, Any]:

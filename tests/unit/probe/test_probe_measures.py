@@ -79,7 +79,9 @@ def test_the_noise_floor_is_what_two_series_differ_by_in_one_of_twenty_cases(cen
         return measures.percentile([chance.gauss(center, center / 50) for _run in range(25)], 0.5)
 
     differences = [abs(median_of_series() - median_of_series()) / center * 100 for _pair in range(2000)]
-    floors = [measures.noise_pct([chance.gauss(center, center / 50) for _run in range(25)]) or 0 for _ in range(500)]
+    floors = [
+        measures.noise_pct([chance.gauss(center, center / 50) for _run in range(25)]) or 0 for _each in range(500)
+    ]
     beyond = sum(each > measures.percentile(floors, 0.5) for each in differences) / len(differences)
     assert 0.03 < beyond < 0.07
 
