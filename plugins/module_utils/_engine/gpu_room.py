@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible_collections.socle.inference.plugins.module_utils._commands import Run
 from ansible_collections.socle.inference.plugins.module_utils._driver.users import container_names, process_owner
 from ansible_collections.socle.inference.plugins.module_utils._engine.host_io import Runner
 from ansible_collections.socle.inference.plugins.module_utils._errors import EngineError
@@ -30,12 +31,11 @@ RELEASE_S = 60.0
 POLL_S = 1.0
 
 _GPUS = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
-PROCESSES = (
+_PROCESSES = (
     "nvidia-smi",
     "--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory",
     "--format=csv,noheader,nounits",
 )
-"""As parse_holders() reads it."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,23 @@ def parse_holders(text: str, owner: Callable[[int], str | None]) -> dict[str, li
     return holders
 
 
+def read_holders(run: Run, proc_root: Path) -> dict[str, list[Holder]]:
+    """Who holds memory of a host's GPUs, by UUID; empty where the driver does not answer."""
+    said = run(_PROCESSES)
+    if said is None or said[0] != 0:
+        return {}
+    found = parse_holders(said[1], lambda pid: process_owner(proc_root, pid))
+    owners = {item.owner for items in found.values() for item in items if item.owner}
+    if all("." in owner for owner in owners):
+        return found
+    # Docker's containers are known by their id alone.
+    containers = container_names(run)
+    return {
+        uuid: [replace(item, owner=containers.get(item.owner or "", item.owner)) for item in items]
+        for uuid, items in found.items()
+    }
+
+
 class GpuRoom:
     """Asks a host for the memory of its GPUs; one without nvidia-smi, or whose driver does not answer, has no say."""
 
@@ -137,19 +154,7 @@ class GpuRoom:
 
     def holders(self) -> dict[str, list[Holder]]:
         """Who holds memory, by UUID of the GPU."""
-        said = self._ask(PROCESSES)
-        if said is None or said[0] != 0:
-            return {}
-        found = parse_holders(said[1], lambda pid: process_owner(self._proc_root, pid))
-        owners = {item.owner for items in found.values() for item in items if item.owner}
-        if all("." in owner for owner in owners):
-            return found
-        # Docker's containers are known by their id alone.
-        containers = container_names(self._ask)
-        return {
-            uuid: [replace(item, owner=containers.get(item.owner or "", item.owner)) for item in items]
-            for uuid, items in found.items()
-        }
+        return read_holders(self._ask, self._proc_root)
 
     def obstacle(self, plan: Mapping[str, Any], own: str) -> EngineError | None:
         """Why a start would lack memory even with what the service *own* has now; asked before that one is stopped."""

@@ -31,23 +31,19 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.prompts imp
     unique_messages,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.server_side import (
-    FINISHED,
     Watch,
     cached_tokens,
-    delta,
     hit_rate,
     other_requests,
     others_ran,
     server_means,
+    settled,
     speculation,
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.shards import run_load
 from ansible_collections.socle.inference.plugins.module_utils._probe.trace import MOST_TOKENS, TraceReader
 
 STREAM_PATH = "/v1/chat/completions"
-
-SETTLE_S = 2.0
-"""The engine updates its metrics a moment after the last byte."""
 
 KINDS = ("generation", "prefix", "load", "decode")
 """One request at a time; the same one twice, cold and out of the prefix cache; many; many whose prompts are cached."""
@@ -570,15 +566,7 @@ class Bench:
         return (exposition.parse(answer.text) or None) if answer.status == 200 else None
 
     def _settled(self, before: list[exposition.Sample] | None, requests: int = 1) -> list[exposition.Sample] | None:
-        """The metrics once they count the requests that just ended, or the latest ones when they never do."""
-        after = self._metrics()
-        for _attempt in range(int(SETTLE_S / 0.05)):
-            ended = delta(before, after, FINISHED)
-            if ended is None or ended >= requests:
-                break
-            self._sleep(0.05)
-            after = self._metrics()
-        return after
+        return settled(self._metrics, before, requests, self._sleep)
 
 
 def _cached_of(

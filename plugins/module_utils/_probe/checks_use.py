@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -30,12 +29,10 @@ from ansible_collections.socle.inference.plugins.module_utils._probe.judge impor
 )
 from ansible_collections.socle.inference.plugins.module_utils._probe.prompts import WORDS
 from ansible_collections.socle.inference.plugins.module_utils._probe.proportions import more_often, wilson
+from ansible_collections.socle.inference.plugins.module_utils._probe.server_side import HITS, delta, settled
 from ansible_collections.socle.inference.plugins.module_utils._probe.tool_calls import TOOLS, WEATHER, call_faults
 
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Tokyo", "Quito", "Delhi", "Z\u00fcrich", "Malm\u00f6")
-
-HITS, FINISHED = "vllm:prefix_cache_hits_total", "vllm:request_success_total"
-SETTLE_S = 2.0
 
 EXAMPLES = 5
 """Of faults, and of evidence for them."""
@@ -189,29 +186,12 @@ def _greedy(context: Context, messages: Sequence[Any], max_tokens: int, salt: st
         lead.append(top[0] - top[1] if len(top) > 1 else float("inf"))
     cached = usage.cached_tokens
     if cached is None:
-        cached = int(_counter(_after(context, before), HITS) - _counter(before, HITS))
+        cached = int(delta(before, settled(lambda: _page(context), before), HITS) or 0)
     return _Greedy(tuple(tokens), tuple(lead), cached)
 
 
 def _page(context: Context) -> list[exposition.Sample]:
     return exposition.parse(context.client.get("/metrics").text)
-
-
-def _counter(page: list[exposition.Sample], name: str) -> float:
-    return exposition.total(page, name) or 0.0
-
-
-def _after(context: Context, before: list[exposition.Sample]) -> list[exposition.Sample]:
-    """The counters once they know of a request that ended, which takes them a moment."""
-    until = time.monotonic() + SETTLE_S
-    if exposition.total(before, FINISHED) is None:
-        # Without the counter there is nothing to wait for, which is for another check to tell.
-        return _page(context)
-    while True:
-        page = _page(context)
-        if _counter(page, FINISHED) > _counter(before, FINISHED) or time.monotonic() > until:
-            return page
-        time.sleep(0.05)
 
 
 def parting(one: _Greedy, other: _Greedy) -> str | None:

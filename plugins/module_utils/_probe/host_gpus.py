@@ -8,13 +8,12 @@ Private to socle.inference.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.socle.inference.plugins.module_utils._commands import Run
-from ansible_collections.socle.inference.plugins.module_utils._driver.users import container_names, process_owner
-from ansible_collections.socle.inference.plugins.module_utils._engine.gpu_room import PROCESSES, Holder, parse_holders
+from ansible_collections.socle.inference.plugins.module_utils._engine.gpu_room import Holder, read_holders
 from ansible_collections.socle.inference.plugins.module_utils._gpu import kernel_log
 from ansible_collections.socle.inference.plugins.module_utils._gpu.pci import normalise_bus_id
 
@@ -51,17 +50,7 @@ class HostGpus:
 
     def holders(self) -> dict[str, list[Holder]]:
         """Who holds memory, by UUID; Docker's containers by their names."""
-        answer = self._run(PROCESSES)
-        if answer is None or answer[0] != 0:
-            return {}
-        found = parse_holders(answer[1], lambda pid: process_owner(self._proc_root, pid))
-        if all("." in (item.owner or ".") for items in found.values() for item in items):
-            return found
-        names = container_names(self._run)
-        return {
-            uuid: [replace(item, owner=names.get(item.owner or "", item.owner)) for item in items]
-            for uuid, items in found.items()
-        }
+        return read_holders(self._run, self._proc_root)
 
     def xids(self, since: str | None, bus_ids: Collection[str]) -> list[dict[str, Any]] | None:
         """What the driver reported of these GPUs since that time (UTC, ISO 8601); None where no log can be read.

@@ -8,6 +8,7 @@ Private to socle.inference. All counters are of the whole engine, so that reques
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,9 @@ GAUGES = {
     "kv_cache_use_max": "vllm:kv_cache_usage_perc",
 }
 
+SETTLE_S = 2.0
+"""The engine updates its metrics a moment after the last byte."""
+
 WATCH_S = 1.0
 """Between two looks at the gauges: the page has hundreds of lines, and the client has other things to do."""
 
@@ -43,6 +47,23 @@ def delta(before: list[exposition.Sample] | None, after: list[exposition.Sample]
     if end is None or before is None:
         return None
     return end - (exposition.total(before, name) or 0.0)
+
+
+def settled(
+    look: Callable[[], Page | None],
+    before: Page | None,
+    requests: int = 1,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Page | None:
+    """The metrics once they count the requests that just ended, or the latest ones when they never do."""
+    after = look()
+    for _attempt in range(int(SETTLE_S / 0.05)):
+        ended = delta(before, after, FINISHED)
+        if ended is None or ended >= requests:
+            break
+        sleep(0.05)
+        after = look()
+    return after
 
 
 def cached_tokens(
